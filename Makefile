@@ -43,6 +43,11 @@ SIMGPU_SOURCES := $(wildcard $(addprefix $(SIMGPU)/,src/* build.py elf.py librar
 # A device built from older sources lacks what the newer Python code calls.
 SIMGPU_KEY := $(shell cat pyproject.toml constraints.txt $(SIMGPU_SOURCES) | cksum | cut -d' ' -f1)
 SIMGPU_STAMP := $(SIMGPU_VENV)/.complete-$(SIMGPU_TORCH)-$(SIMGPU_KEY)
+# A serving engine and its packages, on top of that: docs/serving.md.
+ENGINE ?= vllm
+SERVING_VENV := .venv-serving-$(ENGINE)-$(SIMGPU_TORCH)
+SERVING_KEY := $(shell cat pyproject.toml .ci/serving_environment.py | cksum | cut -d' ' -f1)
+SERVING_STAMP := $(SERVING_VENV)/.complete-$(SERVING_KEY)
 SIMGPU_PY := TORCH=$(SIMGPU_TORCH) $(SIMGPU)/run.sh $(SIMGPU_VENV)/bin/python
 
 ifneq ($(and $(OTHER_TORCH),$(SIMGPU_THERE)),)
@@ -55,7 +60,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench-start bench doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow serving-env test-serving fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -103,6 +108,11 @@ test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values inclu
 
 test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of the zoo, half an hour
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and slow"
+
+serving-env: $(SERVING_STAMP) ## an environment with a serving engine, simulated: ENGINE=vllm or sglang
+
+test-serving: $(SERVING_STAMP) ## published memory of serving engines beside what the simulated device says, half an hour
+	$(SERVING_VENV)/bin/python benchmarks/serving.py $(ENGINE) $(ARGS)
 
 fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'
 	cd test && SIMGPU_VALUES=1 TORCH=$(SIMGPU_TORCH) $(abspath $(SIMGPU))/run.sh $(abspath $(SIMGPU_VENV))/bin/python -m cudagraph_trees.fuzz $(ARGS)
@@ -181,4 +191,9 @@ $(SIMGPU_STAMP):
 	$(SIMGPU_VENV)/bin/python .ci/requirements.py > $(SIMGPU_VENV)/requirements.txt
 	$(SIMGPU_VENV)/bin/python -m pip install -q -c constraints.txt -r $(SIMGPU_VENV)/requirements.txt
 	@rm -f $(SIMGPU_VENV)/.complete-*
+	@touch $@
+
+$(SERVING_STAMP): $(SIMGPU_STAMP)
+	$(PYTHON) .ci/serving_environment.py $(ENGINE) $(SIMGPU_TORCH) $(SIMGPU_VENV) $(SERVING_VENV)
+	@rm -f $(SERVING_VENV)/.complete-*
 	@touch $@

@@ -83,6 +83,14 @@ def used(device: int = 0) -> int:
     return int(library().simgpu_used(device))
 
 
+def take(nbytes: int) -> bool:
+    """Take memory of the current device as a library would, and never give it back; False where it
+    has not so much left."""
+    pointer = ctypes.c_void_p()
+    status = ctypes.CDLL(None).cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(nbytes))
+    return int(status) == 0
+
+
 def uncovered() -> list[str]:
     """Functions that this process called and that are not simulated, by name."""
     return _text(library().simgpu_uncovered).splitlines()

@@ -149,6 +149,14 @@ def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
 )
+@click.option("--devices", default="1", metavar="N", help="GPUs that a process alone sees. [1]")
+@click.option(
+    "--at-least-tokens",
+    "tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="What a serving engine's cache must hold to fit.",
+)
 @click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
 @click.option(
     "--try",
@@ -177,6 +185,8 @@ def fit(
     torch_config: dict[str, str],
     world_size: str,
     ranks_per_host: int | None,
+    devices: str,
+    tokens: int | None,
     budget: bool,
     changes: tuple[str, ...] | None,
     steps: int | None,
@@ -193,8 +203,8 @@ def fit(
         memprof fit --gpu h100-80gb --vary BATCH=1..256 -- python train.py --batch-size {BATCH}
 
     One range is searched, in a few tries; each combination of lists and GPUs is a row. {NAME} may
-    also stand in --env, --torch-config and --world-size. No value is reported that was not run on
-    the simulated device, and the next larger one was seen not to fit.
+    also stand in --env, --torch-config, --world-size and --devices. No value is reported that was
+    not run on the simulated device, and the next larger one was seen not to fit.
 
         memprof fit --try -- python train.py
 
@@ -221,7 +231,9 @@ def fit(
         _check_try(gpus, variables, budget)
         torch_config = {**WITHOUT_TIMING, **torch_config}
     whole = budget or changes is not None
-    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole)
+    if whole and tokens is not None:
+        raise click.UsageError("--at-least-tokens is for --vary, or for GPUs alone")
+    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole, devices)
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
     if changes is not None:
         example = "memprof fit --try -- python train.py"
@@ -252,7 +264,7 @@ def fit(
             rows = itertools.product(gpus, combinations(variables))
             found = [budget_row(gpu, values, tries, on_try) for gpu, values in rows]
         else:
-            found = search_rows(variables, gpus, tries, on_try)
+            found = search_rows(variables, gpus, tries, on_try, tokens)
     counts = tries.made, tries.reused
     if as_data:
         print_json({"rows": [_row(row, budget) for row in found]})

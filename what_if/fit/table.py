@@ -7,6 +7,10 @@ each. But what a step needs is nearly a straight line in the batch. So the next 
 line through the two largest values that fit reaches the device's memory, and the one after it is
 the next larger value, which must fail: mostly four tries in all.
 
+A *wanted* number of tokens in the cache of a serving engine may grow with the value (the share of
+the memory that it may use) or fall (its longest request). So the largest that fits is found first;
+where that holds too few tokens, and a smaller value enough, bisection goes on between the two.
+
 The line is of what is allocated: what is reserved bends near the end, where the allocator gives
 back what is free before it fails. A value that failed tells how much its request was short of: by
 so much, along the line, the next try is below it, and by a twelfth of it at least where the line
@@ -27,7 +31,7 @@ from dataclasses import dataclass, field
 from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
 
-from .tries import Tried, Tries
+from .tries import ScriptFailed, Tried, Tries
 from .variables import Variable
 
 _BACK = 1 / 12
@@ -135,10 +139,13 @@ class Row:
         best: the try with the largest value of the range that fits, or without a range the only
             one, if it fits; else None.
         failed: the next larger one, which does not fit; None where the range's last value fits.
+        wanted: tokens that the cache of a serving engine must hold, else it does not count as
+            fitting; None if nobody said.
     """
 
     gpu: Gpu
     values: dict[str, str]
+    wanted: int | None = None
     best: Tried | None = None
     failed: Tried | None = None
     tries: list[Tried] = field(default_factory=list)
@@ -149,6 +156,18 @@ class Row:
         self.tries.append(tried)
         on_try(self, tried)
         return tried
+
+    def holds(self, tried: Tried) -> bool:
+        """Tells whether a try fits, with the tokens that are wanted.
+
+        Raises:
+            ScriptFailed: nobody said how many tokens there are.
+        """
+        if not tried.fits or self.wanted is None:
+            return tried.fits
+        if tried.tokens is None:
+            raise ScriptFailed("no serving engine that memprof knows said how many tokens it holds")
+        return tried.tokens >= self.wanted
 
     @property
     def curve(self) -> list[Tried]:
@@ -178,18 +197,20 @@ def rows(
     gpus: Sequence[Gpu],
     tries: Tries,
     on_try: OnTry,
+    wanted: int | None = None,
 ) -> list[Row]:
-    """Search each row; at most one variable is a range. Raises as ``Tries.run``."""
+    """Search each row; at most one variable is a range. ``wanted`` is that of ``Row``. Raises as
+    ``Tries.run``, and ``ScriptFailed`` where tokens are wanted and nobody serves."""
     varied = next((v for v in variables if v.is_range), None)
     lines: dict[tuple[str, ...], Line] = {}
     found = []
     for gpu, values in itertools.product(gpus, combinations(variables)):
-        row = Row(gpu, values)
+        row = Row(gpu, values, wanted)
         found.append(row)
 
         if varied is None:
             tried = row.attempt(values, tries, on_try)
-            row.best, row.failed = (tried, None) if tried.fits else (None, tried)
+            row.best, row.failed = (tried, None) if row.holds(tried) else (None, tried)
             continue
         by_index: dict[int, Tried] = {}
 
@@ -210,7 +231,14 @@ def rows(
         )
         if line is not None:
             lines[same] = line
-        row.best, row.failed = by_index.get(best), by_index.get(best + 1)
+        low, high = max((i for i, t in by_index.items() if row.holds(t)), default=-1), best + 1
+        if low < best:
+            high = best
+        while 0 <= low < high - 1:
+            middle = (low + high) // 2
+            probe(middle)
+            low, high = (middle, high) if row.holds(by_index[middle]) else (low, middle)
+        row.best, row.failed = by_index.get(low), by_index.get(high)
     return found
 
 
@@ -282,14 +310,17 @@ def render(
     _verdict(page, rows, varied)
     page.line()
     names = [*lists, *([varied.name] if varied is not None else ["fits"])]
-    table = page.table("gpu", *(f">{n}" for n in names), ">needs", ">to spare", "what limits")
+    tokens = [">tokens"] * any(t.tokens is not None for row in rows for t in row.tries)
+    sizes = (">needs", ">to spare")
+    table = page.table("gpu", *(f">{n}" for n in names), *tokens, *sizes, "what limits")
     for row in rows:
         best = row.best
-        shown = ["none" if varied is not None else "no", "", ""]
+        shown = ["none" if varied is not None else "no", *("" for _ in tokens), "", ""]
         if best is not None:
             answer = best.values[varied.name] if varied is not None else "yes"
             spare = row.gpu.memory - best.needed
-            shown = [answer, page.bytes(best.needed), page.bytes(spare)]
+            held = [f"{best.tokens or 0:,}" for _ in tokens]
+            shown = [answer, *held, page.bytes(best.needed), page.bytes(spare)]
         values = (row.values[name] for name in lists)
         table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
@@ -324,7 +355,7 @@ def _limit(row: Row, varied: Variable | None) -> str:
     if row.failed is None:
         return "nothing within the range" if varied is not None else ""
     where = f"{varied.name}={row.failed.values[varied.name]}: " if varied is not None else ""
-    return f"{where}{row.failed.limit}"
+    return f"{where}{row.failed.limit or f'holds {row.failed.tokens:,} tokens'}"
 
 
 def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:

@@ -46,6 +46,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         limit, short: the request that did not fit and who made it, empty where all did; and bytes
             more that the device must have had free for it.
         flops, changed, idle, notes: as of an ``Outcome``.
+        tokens: that the cache of a serving engine holds; None where there is none.
     """
 
     values: dict[str, str]
@@ -63,6 +64,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     seconds: float
     short: int = 0
+    tokens: int | None = None
 
     @property
     def wrong(self) -> bool:
@@ -148,6 +150,7 @@ class Plan:
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
+        devices: that a process alone sees.
         whole: whether what does not fit runs again on an ample device.
     """
 
@@ -158,11 +161,18 @@ class Plan:
     ranks_per_host: int | None
     settings: Settings
     whole: bool = False
+    devices: str = "1"
 
     @property
     def texts(self) -> list[str]:
         """All texts in which a variable may stand."""
-        return [*self.words, *self.env.values(), *self.torch_config.values(), self.world_size]
+        return [
+            *self.words,
+            *self.env.values(),
+            *self.torch_config.values(),
+            self.world_size,
+            self.devices,
+        ]
 
 
 class Tries:
@@ -190,12 +200,13 @@ class Tries:
         env = {name: fill(text, values) for name, text in plan.env.items()}
         config = {name: fill(text, values) for name, text in plan.torch_config.items()}
         size = fill(plan.world_size, values)
-        job = jobs_of(_ranks(size) if size else None, (), plan.ranks_per_host)[0]
+        job = jobs_of(_number(size, "--world-size") if size else None, (), plan.ranks_per_host)[0]
+        devices = _number(fill(plan.devices, values), "--devices")
         settings = replace(
             plan.settings,
             gpu=gpu,
             job=job,
-            devices=job.ranks_per_host if job is not None else plan.settings.devices,
+            devices=job.ranks_per_host if job is not None else devices,
             changes=changes,
             until=ready_sign(command),
             torch_config=tuple(f"{name}={value}" for name, value in config.items()),
@@ -241,21 +252,21 @@ class Tries:
         return self._scripts[path]
 
 
-def _ranks(text: str) -> int:
+def _number(text: str, option: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ScriptFailed(f"--world-size {text} is no number of ranks") from None
+        raise ScriptFailed(f"{option} {text} is no number") from None
 
 
 def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
-    failure, account = s.outcome.failure, s.account
-    if failure is not None and not failure.out_of_memory:
+    failure, account, refusal = s.outcome.failure, s.account, s.outcome.refusal
+    if failure is not None and not (failure.out_of_memory or refusal):
         first = failure.message.partition("\n")[0]
         raise ScriptFailed(f"{failure.kind}: {first}", failure.trace)
-    if s.outcome.status and failure is None:
+    if s.outcome.status and failure is None and not refusal:
         raise ScriptFailed(f"it left with exit status {s.outcome.status}")
-    if s.outcome.undecided:
+    if s.outcome.undecided and not refusal:
         with_values = (f"{name}={value}" for name, value in values.items())
         raise Undecided(", ".join((*with_values, s.outcome.undecided)))
     if account is None:
@@ -285,11 +296,14 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
         short=short,
+        tokens=min((e.tokens for e in s.outcome.engines if e.tokens is not None), default=None),
     )
 
 
 def _limit(s: Simulation) -> tuple[str, int]:
     """The request that did not fit and who made it, and the bytes that the device lacked for it."""
+    if s.outcome.refusal:
+        return s.outcome.refusal, 0
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
     moment = next((m for m in moments if m.failure is not None), None)
     if moment is not None and (failure := moment.failure) is not None:

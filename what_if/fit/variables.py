@@ -33,7 +33,8 @@ class Variable:
 def parse_variable(text: str) -> Variable:
     """Read ``NAME=LOW..HIGH``, ``NAME=LOW..HIGH:STEP`` or ``NAME=A,B,C``.
 
-    A range is of numbers, with a step of 1 where none is given; HIGH is its last value if a step
+    A range is of numbers; where no step is given, that is one of the last digit that an end has: 1
+    of ``1..256``, 0.01 of ``0.5..0.98``. HIGH is its last value if a step
     ends there. A list is of any texts without a comma.
 
     Raises:
@@ -53,7 +54,8 @@ def parse_variable(text: str) -> Variable:
             raise BadInput(f"{text!r} has a value twice")
         return Variable(name, values, False)
     low, high = (_number(found[part], text) for part in ("low", "high"))
-    by = _number(found["by"], text) if found["by"] is not None else Decimal(1)
+    digits = min(int(end.as_tuple().exponent) for end in (Decimal(0), low, high))
+    by = _number(found["by"], text) if found["by"] is not None else Decimal(1).scaleb(digits)
     if by <= 0 or high < low:
         raise BadInput(f"{text!r} is no range: it goes from a smaller number to a larger one")
     count = int((high - low) / by) + 1
@@ -92,7 +94,7 @@ def check_places(variables: Sequence[Variable], texts: Sequence[str]) -> None:
         if name not in used:
             raise BadInput(
                 f"{name} stands nowhere: write {{{name}}} where its value goes, in the command, "
-                "--env, --torch-config or --world-size"
+                "--env, --torch-config, --world-size or --devices"
             )
     ranges = [v.name for v in variables if v.is_range]
     if len(ranges) > 1:

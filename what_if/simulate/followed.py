@@ -10,7 +10,9 @@ from typing import Any
 from memprof.profiler.model import DeviceAccount
 from memprof.simulated_cuda import control
 
+from .engines import pools
 from .leaving import BY_ITSELF, why_undecided
+from .outside import taken
 
 
 def name_among_all(account: DeviceAccount) -> None:
@@ -85,11 +87,14 @@ class Followed:
             RuntimeError: there are none, for the reason that it says.
         """
         elapsed_ns = int(self.elapsed_s * 1e9)
+        self.allocator.objects.others += pools()
         found = self.allocator.accounts(cut_off=failed or ended != BY_ITSELF)
         for account in found:
             account.simulated = True
             account.elapsed_ns = elapsed_ns
             account.ended = ended
+        for account in found[:1]:
+            account.outside = taken()
         return found
 
     def why_undecided(self, ended: str) -> str:

@@ -38,6 +38,7 @@ from .changes import (
     unused_settings,
 )
 from .checkpointed import Checkpointed
+from .engines import follow_engines, serving
 from .failures import Failure, failure_of
 from .followed import Followed, grouped, name_among_all, peaks
 from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, steps_seen
@@ -47,7 +48,7 @@ from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, note_training, write_whole
 from .ranks import fake_groups, fake_reductions
 from .request import VARIABLE, Outcome, Request
-from .vllm import follow_workers, serving
+from .vllm import follow_alone
 
 _OURS = (__file__, run_main.__code__.co_filename)
 """Files whose frames are not the script's."""
@@ -139,6 +140,7 @@ class _Run:
             after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
             after_import("torch.distributed.pipelining.stage", fake_votes)
+            follow_alone()
 
         def backend_is_there(runtime: Any) -> None:
             self._session = runtime.RUNTIME.open_session(_MAX_CALLS)
@@ -252,7 +254,7 @@ class _Run:
         self._followed = Followed(self._after_step, self._began)
         self._followed.begin()
         follow_forks(self._request.folder)
-        follow_workers()
+        follow_engines()
         if control.simulated():
             from memprof.simulated_cuda.integers import compute_known
 

@@ -1,7 +1,4 @@
-"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it.
-
-What a device gives beside torch's allocator is estimated, each part with its source.
-"""
+"""Starts a script on the simulated device and makes a ``Simulation`` of what became of it."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from typing import IO, Any
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount, Outside, WhyNot
+from memprof.profiler.model import DeviceAccount, WhyNot
 from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
@@ -33,6 +30,7 @@ from memprof.simulated_cuda.torch_build import find_torch
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
 from .failures import Failure
+from .outside import estimates
 from .processes import (
     COLLECT_S,
     END,
@@ -44,6 +42,7 @@ from .processes import (
     write_whole,
 )
 from .request import VARIABLE, Outcome, Request, Run
+from .serving import refusal
 
 _CHUNK = 1 << 16
 _PERIOD_S = 0.1
@@ -103,21 +102,6 @@ class StandardInput:
                     self._ended = not came
         os.close(to)
 
-
-CONTEXT = Outside(
-    "CUDA context",
-    512 << 20,  # which the simulated device keeps for it
-    True,
-    "a process with torch and its kernels loaded lazily; 300 to 600 MiB are seen, by GPU and "
-    "driver",
-)
-NCCL = Outside(
-    "NCCL",
-    600 << 20,
-    True,
-    "buffers of NCCL's channels (NCCL_BUFFSIZE 4 MiB, LL128, LL) for the peers of one node; "
-    "from 200 MiB to over 1 GiB by topology and number of communicators",
-)
 
 _GRACE_S = 60
 """Seconds for a script that took too long to say how far it came."""
@@ -227,10 +211,13 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
-    """Simulate once, never on an ample device; ``fits`` is None where it ran out of memory."""
+    """Simulate once, never on an ample device; ``fits`` is None where it ran out of memory, and
+    False where an engine says that its cache does not fit."""
     outcome = _run(command, settings, environment)
     found = Simulation(settings.gpu, None, settings.job, outcome)
-    if found.account is not None and outcome.failure is None and outcome.status == 0:
+    if outcome.refusal:
+        found.fits = False
+    elif found.account is not None and outcome.failure is None and outcome.status == 0:
         found.fits = found.needed <= settings.gpu.memory
         if found.fits and outcome.undecided:
             found.fits = None
@@ -247,8 +234,9 @@ def find_smallest(
         return
     low, high = simulation.least, simulation.needed
     quiet = replace(settings, quiet=True)
-    # The simulated device takes a context's memory; other estimates have to be kept off it.
-    kept = simulation.account.outside_bytes - CONTEXT.nbytes
+    # The simulated device takes all other estimates' memory itself.
+    nccl = estimates()["nccl"]
+    kept = nccl.nbytes if nccl in simulation.account.outside else 0
 
     def runs(memory: int) -> bool:
         device = settings.gpu.with_memory(memory - kept)
@@ -316,6 +304,7 @@ def _run(
         except FileNotFoundError:
             outcome = Outcome(failure=None if status is None else _died(status))
         _add_processes(outcome, folder, settings.devices)
+        outcome.refusal = refusal((outcome.failure, *(p.failure for p in outcome.processes)))
         if status is None and outcome.failure is None:
             outcome.ended = f"it was ended after {settings.timeout_s:g} s (--timeout)"
             outcome.undecided = f"{outcome.ended}, before it had shown all that it takes"
@@ -333,11 +322,13 @@ def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
     outcome.processes = outcomes(folder)
     everybody: list[Outcome | ProcessOutcome] = [outcome, *outcome.processes]
     for process in everybody:
+        beside = ("context", "nccl") if process.grouped else ("context",)
         for account in process.accounts:
-            account.outside = [CONTEXT, NCCL] if process.grouped else [CONTEXT]
+            account.outside[:0] = [estimates()[key] for key in beside]
             if outcome.processes and process.grouped:
-                # The device's own table has contexts, and of NCCL nothing.
-                outcome.used[int(account.device.removeprefix("cuda:"))] += NCCL.nbytes
+                # The device's own table has all the others, and of NCCL nothing.
+                nccl = estimates()["nccl"].nbytes
+                outcome.used[int(account.device.removeprefix("cuda:"))] += nccl
     if not outcome.processes:
         return
     fullest: dict[str, DeviceAccount] = {}

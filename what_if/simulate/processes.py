@@ -35,10 +35,11 @@ import msgspec
 from memprof.profiler.model import DeviceAccount
 from memprof.what_if._torch_compat import cuda_may_start_after_fork, on_cuda_start
 
+from .engine_memory import Serving
+from .engines import follow_engines, serving
 from .failures import Failure, uncaught
 from .followed import Followed, grouped, name_among_all, peaks
 from .leaving import BY_ITSELF, Leaving, steps_seen
-from .vllm import Serving, follow_workers, serving
 
 log = logging.getLogger("memprof")
 
@@ -112,7 +113,7 @@ def follow(folder: str) -> None:
         compute_known()
     _Process(Path(folder)).begin()
     follow_forks(folder)
-    follow_workers()
+    follow_engines()
 
 
 def follow_forks(folder: str) -> None:

@@ -8,10 +8,10 @@ import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
 
+from .engine_memory import Serving
 from .failures import Failure
 from .messages import Sent
 from .processes import ProcessOutcome
-from .vllm import Serving
 
 VARIABLE = "MEMPROF_SIMULATE"
 """Environment variable with the path of a ``Request`` as JSON, which may be too long for one."""
@@ -63,6 +63,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         counters: peaks of ``allocated``, ``reserved`` and ``active`` in bytes, by torch's own
             statistics, of the device with most reserved since the script last set them back.
         grouped: whether there was a process group at the end.
+        refusal: what a serving engine said that ended for want of memory for its cache.
         uncovered: calls that the simulated device does not know, by name.
         notes, changed: what could not be done, and what changes have changed, in sentences.
         flops: of the graphs that were partitioned, if they were counted.
@@ -82,6 +83,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     status: int = 0
     counters: dict[str, int] = {}
     grouped: bool = False
+    refusal: str = ""
     uncovered: list[str] = []
     notes: list[str] = []
     flops: int | None = None
@@ -91,3 +93,12 @@ class Outcome(msgspec.Struct, kw_only=True):
     processes: list[ProcessOutcome] = []
     serving: Serving | None = None
     used: list[int] = []
+
+    @property
+    def engines(self) -> list[Serving]:
+        """Workers of serving engines; those that have the same figures, as ranks do, once."""
+        found: list[Serving] = []
+        for engine in (self.serving, *(process.serving for process in self.processes)):
+            if engine is not None and engine not in found:
+                found.append(engine)
+        return found

@@ -14,10 +14,9 @@ from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
 
+from .engine_memory import GraphSize, Serving
 from .leaving import STILL
 from .parent import Simulation
-from .request import Outcome
-from .vllm import Serving
 
 
 def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
@@ -41,13 +40,14 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "steps": s.account.steps if s.account else 0,
                 "ended": s.outcome.ended,
                 "undecided": s.outcome.undecided,
+                "refusal": s.outcome.refusal,
                 "failure": s.outcome.failure,
                 "status": s.outcome.status,
                 "counters": s.outcome.counters,
                 "uncovered": s.outcome.uncovered,
                 "notes": s.outcome.notes,
                 "processes": s.outcome.processes,
-                "serving": _engines(s.outcome),
+                "serving": s.outcome.engines,
                 "used_at_once_bytes": s.outcome.used,
                 "accounts": s.outcome.accounts,
                 "failed_at": s.failed_at,
@@ -89,7 +89,7 @@ def render(
         _ranks(page, simulations)
     if worst.outcome.processes:
         _processes(page, worst)
-    for engine in _engines(worst.outcome):
+    for engine in worst.outcome.engines:
         _serving(page, engine)
     page.line()
     text = page.text()
@@ -162,6 +162,9 @@ def _why_not(page: Page, s: Simulation) -> None:
         if account.failure is not None:
             page.indented(f"it did not fit: {why(account, account.failure, page.bytes)}", 2)
     failure = s.outcome.failure
+    if s.outcome.refusal:
+        page.indented(f"the engine ended: {s.outcome.refusal}", 2)
+        return
     if failure is not None:
         more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
         page.line(f"  run again on a device of 1 TiB: {more}", "red")
@@ -174,15 +177,6 @@ _WHY_NOTHING = (
     "Nothing in the script or in a process that it started put a tensor on a CUDA device. If it "
     "chooses its device, see that it chose cuda."
 )
-
-
-def _engines(outcome: Outcome) -> list[Serving]:
-    """Workers of serving engines; those that have the same figures, as ranks do, once."""
-    found: list[Serving] = []
-    for engine in (outcome.serving, *(process.serving for process in outcome.processes)):
-        if engine is not None and engine not in found:
-            found.append(engine)
-    return found
 
 
 _SERVING = (
@@ -203,11 +197,26 @@ def _serving(page: Page, engine: Serving) -> None:
         if nbytes is not None:
             table.add_row(page.bytes(nbytes), what)
     page.show(table)
+    if engine.graph_sizes:
+        _graph_sizes(page, engine.graph_sizes)
     if engine.tokens is not None:
         page.line(
             f"  KV cache: {engine.blocks or 0:,} blocks, {engine.tokens:,} tokens, "
             f"{engine.requests or 0:,.2f} requests of {engine.longest or 0:,} tokens at once"
         )
+
+
+def _graph_sizes(page: Page, sizes: Sequence[GraphSize]) -> None:
+    page.line()
+    table = page.table(">memory grew", ">CUDA graphs", "captured for batches of")
+    shown = [size for size in sizes if size.grew][: page.top]
+    rest = [size for size in sizes if size not in shown]
+    for size in shown:
+        table.add_row(page.bytes(size.grew), f"{size.graphs:,}", f"{size.size:,} tokens")
+    if rest:
+        grew = page.bytes(sum(size.grew for size in rest))
+        table.add_row(grew, f"{sum(size.graphs for size in rest):,}", f"{len(rest):,} other sizes")
+    page.show(table)
 
 
 def _processes(page: Page, s: Simulation) -> None:

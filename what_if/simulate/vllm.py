@@ -1,7 +1,8 @@
 """Reads what a worker of vLLM has measured and decided: weights, graphs, KV cache.
 
 Everything here knows names of vLLM's, as versions 0.24 to 0.26 have them (``v1/worker/gpu_worker``,
-``v1/core/kv_cache_utils``). A name that is not there costs its figure, and nothing else.
+``v1/core/kv_cache_utils``, ``forward_context``). A name that is not there costs its figure,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -10,43 +11,14 @@ import contextlib
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-_T = TypeVar("_T")
+from .engine_memory import SIZES, Serving, read
+from .outside import take
 
-
-class Serving(msgspec.Struct, kw_only=True):
-    """Memory of a worker of a serving engine, in bytes; None for what it does not say.
-
-    Attributes:
-        engine: its name and version.
-        weights: of the model.
-        activations: most beside weights in the run that profiles the model.
-        outside: what vLLM itself found to be outside of torch.
-        graphs_estimated, graphs: of CUDA graphs, as the engine estimated and then measured them.
-        kv_cache: of all blocks of keys and values.
-        blocks, tokens: how many blocks there are, and tokens that they hold.
-        longest: tokens of the longest request.
-        requests: of that length at once.
-    """
-
-    engine: str
-    weights: int | None = None
-    activations: int | None = None
-    outside: int | None = None
-    graphs_estimated: int | None = None
-    graphs: int | None = None
-    kv_cache: int | None = None
-    blocks: int | None = None
-    tokens: int | None = None
-    longest: int | None = None
-    requests: float | None = None
-
-
+_METHODS = ("determine_available_memory", "initialize_from_config")
 _workers: list[Any] = []
 _graphs: dict[int, int] = {}
 """Bytes of CUDA graphs, by worker."""
@@ -55,22 +27,59 @@ _graphs: dict[int, int] = {}
 def follow_workers() -> None:
     """Keep each worker that this process makes, for ``serving``."""
     after_import("vllm.v1.worker.gpu_worker", _worker_is_there)
+    after_import("vllm.forward_context", _forwards_are_there)
+
+
+def follow_alone() -> None:
+    """Have a rank whose peers are not there broadcast by its group, which stands in for them, and
+    not through a queue in shared memory that nobody reads."""
+
+    def queues_are_there(module: ModuleType) -> None:
+        queue: Any = getattr(module, "MessageQueue", None)
+        if hasattr(queue, "create_from_process_group"):
+            queue.create_from_process_group = staticmethod(lambda *args, **kwargs: None)
+
+    after_import("vllm.distributed.device_communicators.shm_broadcast", queues_are_there)
+
+
+def _forwards_are_there(module: ModuleType) -> None:
+    """Note for how many tokens each forward is: a graph is captured in one, or after one."""
+    context: Callable[..., Any] | None = getattr(module, "set_forward_context", None)
+    if context is None:
+        return
+
+    @functools.wraps(context)
+    def set_forward_context(*args: Any, **kwargs: Any) -> Any:
+        SIZES.size = read(lambda: int(kwargs["num_tokens"]), 0)
+        return context(*args, **kwargs)
+
+    module.set_forward_context = set_forward_context  # type: ignore[attr-defined]
+    SIZES.install()
 
 
 def _worker_is_there(module: ModuleType) -> None:
     worker: Any = getattr(module, "Worker", None)
-    if worker is None or not hasattr(worker, "initialize_from_config"):
+    if not all(hasattr(worker, name) for name in _METHODS):
         return
     prepare: Callable[..., Any] = worker.initialize_from_config
 
     @functools.wraps(prepare)
     def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         _workers.append(self)
+        SIZES.forget()
         with contextlib.suppress(AttributeError):
             _keep_graphs(self)
         return prepare(self, *args, **kwargs)
 
     worker.initialize_from_config = initialize_from_config
+    profile: Callable[..., Any] = worker.determine_available_memory
+
+    @functools.wraps(profile)
+    def determine_available_memory(*args: Any, **kwargs: Any) -> Any:
+        take("kernels")
+        return profile(*args, **kwargs)
+
+    worker.determine_available_memory = determine_available_memory
 
 
 def _keep_graphs(worker: Any) -> None:
@@ -91,18 +100,19 @@ def serving() -> Serving | None:
     if not _workers:
         return None
     worker = _workers[-1]
-    found = Serving(engine=f"vLLM {_read(_version, '')}".strip())
-    runner = _read(lambda: worker.model_runner)
-    found.weights = _read(lambda: int(runner.model_memory_usage))
-    found.activations = _read(lambda: int(worker.peak_activation_memory))
-    found.outside = _read(lambda: int(worker.non_torch_memory))
-    found.graphs_estimated = _read(lambda: int(worker.cudagraph_memory_estimate))
+    found = Serving(engine=f"vLLM {read(_version, '')}".strip())
+    runner = read(lambda: worker.model_runner)
+    found.weights = read(lambda: int(runner.model_memory_usage))
+    found.activations = read(lambda: int(worker.peak_activation_memory))
+    found.outside = read(lambda: int(worker.non_torch_memory))
+    found.graphs_estimated = read(lambda: int(worker.cudagraph_memory_estimate))
     found.graphs = _graphs.get(id(worker))
-    config = _read(lambda: runner.kv_cache_config)
-    found.kv_cache = _read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
-    found.blocks = _read(lambda: int(config.num_blocks))
-    found.longest = _read(lambda: int(worker.model_config.max_model_len))
-    capacity = _read(lambda: _capacity(worker.vllm_config, config))
+    found.graph_sizes = SIZES.rows()
+    config = read(lambda: runner.kv_cache_config)
+    found.kv_cache = read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
+    found.blocks = read(lambda: int(config.num_blocks))
+    found.longest = read(lambda: int(worker.model_config.max_model_len))
+    capacity = read(lambda: _capacity(worker.vllm_config, config))
     if capacity is not None:
         found.tokens, found.requests = capacity
     return found
@@ -119,11 +129,3 @@ def _capacity(vllm_config: Any, kv_cache_config: Any) -> tuple[int, float]:
 
     tokens, requests = get_kv_cache_capacity(vllm_config, kv_cache_config)
     return int(tokens), float(requests)
-
-
-def _read(value: Callable[[], _T], missing: Any = None) -> Any:
-    """A figure, or what stands for it where this vLLM has other names."""
-    try:
-        return value()
-    except Exception:
-        return missing

@@ -218,6 +218,12 @@ def existing(*kinds: type) -> list[Any]:
     return [x for x in gc.get_referrers(*known) if type(x) in known]
 
 
+def unfreeze() -> None:
+    """Let ``existing`` see again what ``gc.freeze()`` has hidden from the collector, as serving
+    engines do when they are ready. For a process that is about to end."""
+    gc.unfreeze()
+
+
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors with memory that a tensor is made of: itself, or those inside a subclass."""
     subclass: Any = tensor

@@ -23,9 +23,11 @@ some marks it is known which storages are parameters, gradients and optimizer st
    an output where modules ran when it was asked for, or compiled code did, an input where neither.
 
 Without any backward what modules asked for is a temporary if it went, and state if it is there at
-the end; of compiled code that runs several modules at once that is an output. Anything else is an
-input. But where a program that trains was cut off before its first backward, rule 6 holds. Of what
-was there before the history began nothing but rule 1 can be known.
+the end; of compiled code that runs several modules at once that is an output. What nobody's module
+asked for is state where a module has it as an attribute (``owners.py``), as engines that serve give
+each layer its cache of keys and values. Anything else is an input. But where a program that trains
+was cut off before its first backward, rule 6 holds. Of what was there before the history began
+nothing but rule 1 can be known.
 
 Note [What a failure cuts off]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -276,7 +278,8 @@ class _CategoryRules:
             if end is None and at.modules:
                 return Category.PERSISTENT_STATE
             category = Category.TEMPORARY if end is not None else Category.OUTPUT
-            return category if of_model else Category.INPUT
+            kept = Category.PERSISTENT_STATE if block.owner else Category.INPUT
+            return category if of_model else kept
         if end is not None and self._same_span(block.mark, end):
             return Category.TEMPORARY
         until = block.freed_after if block.freed_after is not None else len(self._marks)

@@ -32,6 +32,8 @@ class AllocatorSession(HistoryFollower):
             RuntimeError: ``why_not`` says why there are none.
         """
         self._end_thread()
+        if not self._guest:
+            compat.unfreeze()
         self._count_updates()
         if self.histories and not self.why_not:
             self._mark_process(None)

@@ -258,7 +258,7 @@ class HistoryFollower:
 
     def _mark_process(self, phase: Phase | None) -> Categories:
         look = self.objects.of_process()
-        owned = owners(self.objects.alive())
+        owned = owners(self.objects.alive(), others=self.objects.others)
         self._mark(
             phase, look.gradients | look.categories, written_often=look.written_often, owners=owned
         )

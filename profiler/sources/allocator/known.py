@@ -64,10 +64,15 @@ class KnownMemory(NamedTuple):
 
 
 class Objects:
-    """Modules and optimizers of the process, and what their memory is for; modules are not kept."""
+    """Modules and optimizers of the process, and what their memory is for; modules are not kept.
+
+    Attributes:
+        others: objects that are no modules and whose tensors are known all the same to be theirs.
+    """
 
     def __init__(self) -> None:
         self.has_optimizer = False
+        self.others: list[object] = []
         # As they are made: not even ``compat.existing`` is cheap enough to ask at each step.
         # By id: a module's own ``__hash__`` and ``__eq__`` may not work yet, or call two equal.
         self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -112,6 +117,7 @@ class Objects:
         modules = [x for x in found if issubclass(type(x), torch.nn.Module)]
         for module in modules:
             self.module_made(module)
+        modules = list(self.alive())  # Also what ``gc.freeze()`` hides from the collector.
         self.has_optimizer |= bool(optimizers)
         known = _of_modules(modules)
         for optimizer in optimizers:

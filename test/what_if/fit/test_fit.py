@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from memprof.profiler.model import (
 )
 from memprof.what_if.fit import tries
 from memprof.what_if.simulate.command_line import Command
+from memprof.what_if.simulate.engine_memory import Serving
 from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.request import Failure as ScriptFailure
 from memprof.what_if.simulate.request import Outcome
@@ -38,6 +39,7 @@ class Device:
         self.interrupt_at = 0
         self.catches = False
         self.jumps_at = 1000.0
+        self.tokens: Callable[[float], int] | None = None
 
     def attempt(
         self, command: Command, settings: Settings, environment: Mapping[str, str]
@@ -54,6 +56,8 @@ class Device:
         failure = self.failure
         outcome = Outcome(accounts=[account], failure=failure, flops=1000 - int(batch))
         outcome.undecided = self.undecided
+        if self.tokens is not None:
+            outcome.serving = Serving(engine="engine", tokens=self.tokens(batch))
         if not fits and failure is None:
             account.failure = AllocationFailure(
                 requested=self.each,
@@ -133,6 +137,48 @@ def test_without_a_range_it_is_which_gpu(device: Device, script: str) -> None:
     assert done.exit_code == 1
     assert "2 of 3 fit" in done.stdout
     assert "smallest GPU: NVIDIA A100-SXM4-40GB" in done.stdout
+
+
+def test_tokens_that_grow_with_the_value(device: Device, script: str) -> None:
+    device.tokens = lambda value: int(value) * 1000
+    options = ("--gpu", "t4,a100-40gb", "--vary", "B=1..64", "--at-least-tokens", "20000")
+    done = fit(*options, "--json", "--", script, "{B}")
+    assert done.exit_code == 1, done.output
+    small, large = rows(done)
+    room = (large["memory_bytes"] - device.base) // device.each
+    assert large["best"]["values"] == {"B": str(room)}
+    assert large["best"]["tokens"] == room * 1000
+    # The largest that fits the other one holds too few, and so does each smaller one.
+    assert small["best"] is None
+    assert small["failed"]["tokens"] < 20000
+    assert small["failed"]["fits"]
+    text = fit(*options, "--", script, "{B}").stdout
+    assert f"holds {small['failed']['tokens']:,} tokens" in text
+    assert f"{room * 1000:,}" in text
+
+
+def test_tokens_that_fall_with_the_value(device: Device, script: str) -> None:
+    device.tokens = lambda value: 40000 - int(value) * 1000
+    options = ("--gpu", "a100-40gb", "--vary", "B=1..64", "--at-least-tokens", "20000")
+    done = fit(*options, "--json", "--", script, "{B}")
+    assert done.exit_code == 0, done.output
+    (row,) = rows(done)
+    assert row["best"]["values"] == {"B": "20"}
+    assert row["failed"]["values"] == {"B": "21"}
+
+
+def test_tokens_of_a_script_that_serves_nothing(device: Device, script: str) -> None:
+    done = fit("--vary", "B=1..64", "--at-least-tokens", "20000", "--", script, "{B}")
+    assert done.exit_code == 3
+    assert "no serving engine" in done.output
+
+
+def test_devices_are_varied_for_ranks_that_a_program_starts_itself(
+    device: Device, script: str
+) -> None:
+    options = ("--vary", "N=1,2,4", "--devices", "{N}", "--json")
+    assert fit(*options, "--", script, "1", "--tp", "{N}").exit_code == 0
+    assert [settings.devices for _, _, settings in device.runs] == [1, 2, 4]
 
 
 def test_an_interrupted_search_goes_on_from_its_file(device: Device, script: str) -> None:
@@ -227,7 +273,9 @@ def test_a_budget_that_leaves_much_is_looked_for_more_finely(device: Device, scr
         (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch"),
         (["--budget", "--vary", "B=1..9", "--", "train.py", "{B}"], "a range already"),
         (["--keep-free", "1TiB", "--", "train.py"], "leaves nothing"),
-        (["--world-size", "x", "--", "train.py"], "no number of ranks"),
+        (["--world-size", "x", "--", "train.py"], "--world-size x is no number"),
+        (["--devices", "x", "--", "train.py"], "--devices x is no number"),
+        (["--budget", "--at-least-tokens", "9", "--", "train.py"], "is for --vary"),
     ],
 )
 def test_bad_options(device: Device, script: str, options: list[str], why: str) -> None:

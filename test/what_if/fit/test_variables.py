@@ -16,6 +16,7 @@ from memprof.what_if.simulate.command_line import BadInput
         ("N=8..31:8", ["8", "16", "24"], True),
         ("N=0..0.3:0.1", ["0.0", "0.1", "0.2", "0.3"], True),
         ("N=5..5", ["5"], True),
+        ("N=0.5..0.52", ["0.50", "0.51", "0.52"], True),
         ("N=-1..1", ["-1", "0", "1"], True),
         ("N=a,b", ["a", "b"], False),
         ("N=16", ["16"], False),

@@ -463,6 +463,21 @@ def test_caches_that_nobody_marked(tmp_path: Path, kind: str) -> None:
     script(tmp_path / "program.py", _BEGIN + _WRITTEN, kind)
 
 
+_FROZEN = """
+import gc
+
+with memprof.profile(eager=True) as session:
+    model = nn.Linear(N, N, bias=False).cuda()
+    gc.freeze()
+assert account_of(session).by_category() == {Category.PARAMETER: WEIGHT}
+"""
+
+
+@simgpu
+def test_modules_of_a_program_that_has_frozen_the_collector(tmp_path: Path) -> None:
+    script(tmp_path / "program.py", _BEGIN + _FROZEN)
+
+
 _TRANSFORMERS = """
 from transformers import DynamicCache
 

@@ -1,0 +1,281 @@
+"""Small serving engines with names that memprof knows: of vLLM's an engine process, profile run,
+cache of keys and values, graphs of several sizes, and the sign that it serves; of SGLang's a pool
+and captures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FORWARD_CONTEXT = """
+import contextlib
+
+
+@contextlib.contextmanager
+def set_forward_context(metadata, config, num_tokens=None):
+    yield
+"""
+
+WORKER = """
+import gc
+from types import SimpleNamespace
+
+import torch
+
+from vllm.forward_context import set_forward_context
+
+MIB = 1 << 20
+PROFILE = 64 * MIB
+SIZES = (32, 8)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = torch.nn.Linear(1024, 1024, bias=False)
+        self.kv_cache = torch.tensor([])
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Runner:
+    def __init__(self):
+        self.model = Model().cuda()
+        self.model_memory_usage = torch.cuda.memory_allocated()
+        self.graphs = {}
+
+    def capture_model(self):
+        before = torch.cuda.memory_reserved()
+        pool = torch.cuda.graph_pool_handle()
+        for size in SIZES:
+            x = torch.ones(size * 1024, 1024, device="cuda")
+            self.graphs[size] = torch.cuda.CUDAGraph()
+            with set_forward_context(None, None, num_tokens=size):
+                with torch.cuda.graph(self.graphs[size], pool=pool):
+                    self.model(x)
+        return torch.cuda.memory_reserved() - before
+
+
+class Worker:
+    def __init__(self, utilization, longest):
+        self.utilization = utilization
+        self.vllm_config = self.model_config = SimpleNamespace(max_model_len=longest)
+        self.model_runner = Runner()
+
+    def determine_available_memory(self):
+        torch.empty(PROFILE, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        self.peak_activation_memory = PROFILE
+        self.non_torch_memory = 0
+        total = torch.cuda.mem_get_info()[1]
+        return int(total * self.utilization) - PROFILE - torch.cuda.memory_reserved()
+
+    def initialize_from_config(self, nbytes):
+        layers = self.model_runner.model.layers
+        each = nbytes // (len(layers) * MIB) * MIB
+        if each <= 0:
+            raise ValueError("No available memory for the cache blocks.")
+        for layer in layers:
+            layer.kv_cache = torch.zeros(each, dtype=torch.int8, device="cuda").view(-1, 1024)
+        tensors = [SimpleNamespace(size=each) for _ in layers]
+        blocks = each // 4096
+        self.model_runner.kv_cache_config = SimpleNamespace(
+            kv_cache_tensors=tensors, num_blocks=blocks
+        )
+        if self.model_config.max_model_len > blocks * 16:
+            raise ValueError(
+                "3.00 GiB is needed, larger than the available KV cache memory (2.00 GiB). "
+                "Try another one."
+            )
+
+    @torch.inference_mode()
+    def serve(self):
+        self.initialize_from_config(self.determine_available_memory())
+        self.model_runner.capture_model()
+        gc.freeze()
+"""
+
+SERVE = """
+import multiprocessing
+import sys
+import time
+
+
+def engine(utilization, longest, ready):
+    from vllm.v1.worker.gpu_worker import Worker
+
+    worker = Worker(utilization, longest)
+    worker.serve()
+    ready.set()
+    time.sleep(600)
+
+
+def main():
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    arguments = (float(sys.argv[-2]), int(sys.argv[-1]), ready)
+    process = context.Process(target=engine, args=arguments, name="EngineCore", daemon=True)
+    process.start()
+    while not ready.wait(0.2):
+        if not process.is_alive():
+            sys.exit("Engine core initialization failed")
+    print("INFO: Application startup complete.", flush=True)
+    time.sleep(600)
+"""
+
+CAPACITY = """
+def get_kv_cache_capacity(config, kv_cache_config):
+    tokens = kv_cache_config.num_blocks * 16
+    return tokens, tokens / config.max_model_len
+"""
+
+QUEUE = """
+class MessageQueue:
+    @staticmethod
+    def create_from_process_group(group, *args):
+        raise RuntimeError("the other ranks do not answer")
+"""
+
+ALONE = """
+import torch
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+assert MessageQueue.create_from_process_group(None, 1, 2) is None
+torch.ones(1, device="cuda")
+"""
+
+SCRIPT = """
+from vllm.serving import main
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+RUNNER = """
+import tvm_ffi.cpp
+import torch
+
+
+class Pool:
+    def __init__(self, nbytes):
+        half = nbytes // 2
+        self.k_buffer = [torch.zeros(half // 4, dtype=torch.int8, device="cuda") for _ in range(4)]
+        self.v_buffer = [torch.zeros(half // 4, dtype=torch.int8, device="cuda") for _ in range(4)]
+
+    def get_kv_size_bytes(self):
+        return tuple(sum(t.nbytes for t in found) for found in (self.k_buffer, self.v_buffer))
+
+
+class Config:
+    context_len = 4096
+
+
+class ModelRunner:
+    page_size = 1
+    model_config = Config()
+
+    def alloc_memory_pool(self):
+        self.linear = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+        self.weight_load_mem_usage = self.linear.weight.nbytes / (1 << 30)
+        free = torch.cuda.mem_get_info()[0]
+        self.token_to_kv_pool = Pool(free // 2 >> 24 << 24)
+        self.max_total_num_tokens = sum(self.token_to_kv_pool.get_kv_size_bytes()) // 1024
+        self.graph_memory_usage = {"decode": 0.5}
+"""
+
+CAPTURES = """
+import torch
+import tvm_ffi.cpp
+
+
+class DecodeCudaGraphRunner:
+    def __init__(self, runner):
+        self.runner = runner
+        self.kernels = tvm_ffi.cpp.load(name="norm", cuda_files=["norm.cu"])
+        self.graphs = {}
+
+    def capture_one_shape(self, size, forward=None):
+        x = torch.ones(size, 1024, device="cuda")
+        self.kernels.norm(x)
+        self.graphs[size] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graphs[size]):
+            self.runner.linear(x)
+"""
+
+SGLANG = """
+import torch
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+
+with torch.inference_mode():
+    runner = ModelRunner()
+    runner.alloc_memory_pool()
+    captures = DecodeCudaGraphRunner(runner)
+    for size in (4, 2):
+        captures.capture_one_shape(size)
+"""
+
+COMPILER = """
+def load(*args, **kwargs):
+    raise RuntimeError("there is no nvcc")
+
+
+load_inline = load
+"""
+
+
+def write_sglang(folder: Path) -> None:
+    """Put what memprof knows of SGLang's names into a folder, and a compiler of CUDA that fails;
+    ``SGLANG`` beside it makes a pool and captures."""
+    executor = "sglang/srt/model_executor"
+    files = {
+        "sglang/__init__.py": '__version__ = "0.5.17"\n',
+        "sglang/srt/__init__.py": "",
+        f"{executor}/__init__.py": "",
+        f"{executor}/model_runner.py": RUNNER,
+        f"{executor}/runner/__init__.py": "",
+        f"{executor}/runner/decode_cuda_graph_runner.py": CAPTURES,
+        "tvm_ffi/__init__.py": "",
+        "tvm_ffi/cpp.py": COMPILER,
+    }
+    _write(folder, files)
+
+
+def write_engine(folder: Path) -> None:
+    """Put the engine into a folder, as the package ``vllm``. ``SCRIPT`` beside it, or
+    ``-m vllm.entrypoints.main serve`` serve with arguments UTILIZATION LONGEST."""
+    files = {
+        "__init__.py": 'import torch\n\n__version__ = "0.26.0"\n',
+        "serving.py": SERVE,
+        "distributed/__init__.py": "",
+        "distributed/device_communicators/__init__.py": "",
+        "distributed/device_communicators/shm_broadcast.py": QUEUE,
+        "entrypoints/__init__.py": "",
+        "entrypoints/main.py": SCRIPT,
+        "forward_context.py": FORWARD_CONTEXT,
+        "v1/__init__.py": "",
+        "v1/core/__init__.py": "",
+        "v1/core/kv_cache_utils.py": CAPACITY,
+        "v1/worker/__init__.py": "",
+        "v1/worker/gpu_worker.py": WORKER,
+    }
+    _write(folder / "vllm", files)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)

@@ -1,0 +1,132 @@
+"""What a serving engine took, in words of its own: weights, cache, graphs by size."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from memprof.simulated_cuda.gpus import find_gpu
+from memprof.what_if.simulate.failures import Failure
+from memprof.what_if.simulate.parent import Simulation
+from memprof.what_if.simulate.request import Outcome
+from memprof.what_if.simulate.result import render
+from memprof.what_if.simulate.serving import refusal
+
+from .engine import ALONE, SCRIPT, SGLANG, write_engine, write_sglang
+from .test_simulate import MIB, adds_up, memprof, rows, simulate
+
+READY = ("--until", "Application startup complete")
+GIB = 1 << 30
+WEIGHTS = 4 * 4 * MIB
+
+
+@pytest.mark.simgpu
+def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    device = ("--gpu", "h100-80gb", "--memory", "8GiB")
+    status, result, errors = simulate(tmp_path, SCRIPT, *READY, *device, arguments=("0.5", "2048"))
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    (engine,) = rank["serving"]
+    # THEN the engine's own figures are there, and add up to what it was given
+    assert engine["weights"] == WEIGHTS
+    cache = engine["kv_cache"]
+    assert 0 <= 4 * GIB - WEIGHTS - 64 * MIB - cache < 32 * MIB
+    assert engine["tokens"] == engine["blocks"] * 16 == cache // 4 // 4096 * 16
+    # AND graphs by the size for which they were captured: of the largest, which comes first, two
+    # layers' results are there at once, and the other one takes their place
+    first, second = engine["graph_sizes"]
+    assert (first["size"], first["graphs"], second["size"], second["graphs"]) == (32, 1, 8, 1)
+    assert first["grew"] >= 2 * 32 * 4 * MIB
+    assert second["grew"] == 0
+    # AND the account knows weights by module, and the cache by the attribute that modules have it
+    # as, though the engine has frozen Python's collector
+    (account,) = rank["accounts"]
+    assert adds_up(account)
+    found = rows(result)
+    assert (found["parameter"], found["persistent_state"]) == (WEIGHTS, cache)
+    modules = {row["modules"]: row["nbytes"] for row in account["rows"]}
+    assert modules["Model > Layer.kv_cache"] == cache
+    # AND what a driver would take, which the engine saw in use
+    beside = {part["what"]: part["nbytes"] for part in account["outside"]}
+    assert beside["executable CUDA graphs"] == 3072 * (first["kernels"] + second["kernels"]) > 0
+    assert beside["an engine's kernels, cuBLAS"] == 108 * MIB
+    pages = sum(-(-nbytes // (2 * MIB)) * 2 * MIB for nbytes in beside.values())
+    assert rank["used_at_once_bytes"][0] >= account["reserved"] + pages
+    # AND a table says so
+    script = str(tmp_path / "script.py")
+    done = memprof("simulate", *READY, *device, "--", "python", script, "0.5", "2048")
+    assert "captured for batches of" in done.stdout
+    assert "1  32 tokens" in done.stdout
+
+
+@pytest.mark.simgpu
+def test_a_pool_that_no_module_has_and_kernels_that_nobody_compiles(tmp_path: Path) -> None:
+    write_sglang(tmp_path)
+    status, result, errors = simulate(tmp_path, SGLANG, "--gpu", "h100-80gb", "--memory", "4GiB")
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    (engine,) = rank["serving"]
+    cache = engine["kv_cache"]
+    assert engine["engine"] == "SGLang 0.5.17"
+    assert (engine["weights"], engine["tokens"]) == (4 * MIB, cache // 1024)
+    assert [(size["size"], size["graphs"]) for size in engine["graph_sizes"]] == [(4, 1), (2, 1)]
+    found = rows(result)
+    assert (found["parameter"], found["persistent_state"]) == (4 * MIB, cache)
+    modules = {row["modules"]: row["nbytes"] for row in rank["accounts"][0]["rows"]}
+    assert modules["Pool.k_buffer"] == modules["Pool.v_buffer"] == cache // 2
+
+
+@pytest.mark.simgpu
+def test_a_rank_alone_has_no_queue_to_its_peers(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    status, _, errors = simulate(tmp_path, ALONE, "--world-size", "2")
+    assert status == 0, errors
+    status, _, errors = simulate(tmp_path, ALONE)
+    assert status == 3
+    assert "the other ranks do not answer" in errors
+
+
+def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
+    def failure(message: str) -> Failure:
+        return Failure(kind="ValueError", message=message, trace="")
+
+    found = failure("No available memory for the cache blocks. Try increasing this.")
+    assert refusal((None, failure("Engine core failed."), found)) == found.message.partition(".")[0]
+    assert refusal((failure("Engine core failed. No available memory"),)) == ""
+
+
+def test_a_refusal_is_said_in_the_engines_words() -> None:
+    failed = Failure(kind="RuntimeError", message="Engine core failed.", trace="")
+    outcome = Outcome(refusal="No available memory for the cache blocks", failure=failed, status=1)
+    text = render([Simulation(find_gpu("h100-80gb"), False, None, outcome)])
+    assert text.startswith("Does not fit NVIDIA H100")
+    assert "the engine ended: No available memory for the cache blocks" in text
+    assert "1 TiB" not in text
+
+
+@pytest.mark.simgpu
+def test_the_largest_share_of_the_memory_that_an_engine_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_engine(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    command = ("--json", "--", "-m", "vllm.entrypoints.main", "serve")
+    # GIVEN too few tokens for the longest request with half of the memory
+    device = ("--memory", "2GiB", "--vary", "UTIL=0.1..0.9:0.1")
+    done = memprof("fit", *device, *command, "{UTIL}", "2000000")
+    # THEN the first value is refused, in the engine's words, and that is no failure of the script
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["failed"]["values"] == {"UTIL": "0.1"}
+    assert row["failed"]["limit"].startswith("3.00 GiB is needed, larger than")
+    # AND where all fit, the graphs, which come last, decide
+    done = memprof("fit", *device, "--at-least-tokens", "10000", *command, "{UTIL}", "2048")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["best"]["tokens"] >= 10000
+    assert float(row["best"]["values"]["UTIL"]) < 0.9
+    assert row["failed"]["values"]["UTIL"] == f"{float(row['best']['values']['UTIL']) + 0.1:.1f}"

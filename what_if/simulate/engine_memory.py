@@ -1,0 +1,114 @@
+"""Memory of a serving engine's worker: what it says itself, and CUDA graphs by size."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from memprof.simulated_cuda import control
+
+from .outside import take
+
+_T = TypeVar("_T")
+
+
+class GraphSize(msgspec.Struct, kw_only=True):
+    """Graphs for batches of one size: how many, with how many kernels, and bytes by which the
+    allocator's memory grew as they were captured. Graphs share a pool, so that the largest, which
+    come first, add most."""
+
+    size: int
+    graphs: int = 0
+    kernels: int = 0
+    grew: int = 0
+
+
+class Serving(msgspec.Struct, kw_only=True):
+    """Memory of a worker of a serving engine, in bytes; None for what it does not say.
+
+    Attributes:
+        engine: its name and version.
+        weights: of the model.
+        activations: most beside weights in the run that profiles the model.
+        outside: what vLLM itself found to be outside of torch.
+        graphs_estimated, graphs: of CUDA graphs, as the engine estimated and then measured them.
+        graph_sizes: graphs by tokens of a batch, most first.
+        kv_cache: of all blocks of keys and values.
+        blocks, tokens: how many blocks there are, and tokens that they hold.
+        longest: tokens of the longest request.
+        requests: of that length at once.
+    """
+
+    engine: str
+    weights: int | None = None
+    activations: int | None = None
+    outside: int | None = None
+    graphs_estimated: int | None = None
+    graphs: int | None = None
+    graph_sizes: list[GraphSize] = []
+    kv_cache: int | None = None
+    blocks: int | None = None
+    tokens: int | None = None
+    longest: int | None = None
+    requests: float | None = None
+
+
+class GraphSizes:
+    """Counts what this process captures, from ``install`` on; ``size`` is set by whoever knows for
+    which batches is captured next."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._found: dict[int, GraphSize] = {}
+        self._installed = False
+
+    def install(self) -> None:
+        """Follow captures, once, on the simulated device; imports torch."""
+        import torch
+
+        if self._installed or not control.simulated():
+            return
+        self._installed = True
+        graph: Any = torch.cuda.CUDAGraph
+        begin, end, reserved = graph.capture_begin, graph.capture_end, torch.cuda.memory_reserved
+        before = kernels = 0
+
+        @functools.wraps(begin)
+        def capture_begin(*args: Any, **kwargs: Any) -> None:
+            nonlocal before, kernels
+            before, kernels = reserved(), control.kernels(which="captured")
+            begin(*args, **kwargs)
+
+        @functools.wraps(end)
+        def capture_end(*args: Any, **kwargs: Any) -> None:
+            end(*args, **kwargs)
+            found = self._found.setdefault(self.size, GraphSize(size=self.size))
+            found.graphs += 1
+            found.grew += reserved() - before
+            captured = control.kernels(which="captured") - kernels
+            found.kernels += captured
+            take("graph_kernel", captured)
+
+        graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+    def forget(self) -> None:
+        """Forget all so far: it was captured to be measured, and is gone."""
+        self._found.clear()
+
+    def rows(self) -> list[GraphSize]:
+        """The sizes, largest first."""
+        return sorted(self._found.values(), key=lambda found: -found.size)
+
+
+SIZES = GraphSizes()
+
+
+def read(value: Callable[[], _T], missing: Any = None) -> Any:
+    """A figure, or what stands for it where this engine has other names."""
+    try:
+        return value()
+    except Exception:
+        return missing

@@ -1,0 +1,60 @@
+"""Memory that a device gives beside torch's allocator, as ``outside.toml`` estimates it.
+
+Note [What an engine has to see]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+A serving engine gives its cache what is free after a first run, so that what a driver takes by then
+must be in use on the simulated device: the context from the start, kernels of an engine and graphs
+when ``take`` is called. NCCL's buffers are added to an account alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from memprof.profiler.model import Outside
+from memprof.simulated_cuda import control
+
+_ROWS = Path(__file__).with_name("outside.toml")
+_PAGE = 2 << 20
+_taken: Counter[str] = Counter()
+_allocated: Counter[str] = Counter()
+
+
+@functools.cache
+def estimates() -> dict[str, Outside]:
+    """Returns the rows of ``outside.toml`` by key."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
+    return {k: Outside(r["what"], r["bytes"], True, r["source"]) for k, r in rows.items()}
+
+
+def take(key: str, times: int = 1) -> None:
+    """Take so many times what is estimated from the simulated device, until the process ends.
+
+    Raises:
+        torch.OutOfMemoryError: the device has not so much left.
+    """
+    if not times or not control.simulated():
+        return
+    what = estimates()[key]
+    _taken[key] += what.nbytes * times
+    # As a driver does, in whole pages: the next ones may have room in the last.
+    lacking = _taken[key] - _allocated[key]
+    pages = -(-lacking // _PAGE) * _PAGE
+    if pages > 0 and not control.take(pages):
+        import torch
+
+        raise torch.OutOfMemoryError(f"CUDA out of memory: no room for {what.what}")
+    _allocated[key] += max(pages, 0)
+
+
+def taken() -> list[Outside]:
+    """Returns what this process has taken so."""
+    return [replace(estimates()[key], nbytes=nbytes) for key, nbytes in _taken.items()]

@@ -1,0 +1,92 @@
+"""Reads what a scheduler of SGLang has decided: weights, graphs, pool of keys and values.
+
+Everything here knows names of SGLang's, as version 0.5.17 has them (``srt/model_executor``). A name
+that is not there costs its figure, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from memprof.simulated_cuda.after_import import after_import
+
+from .engine_memory import SIZES, Serving, read
+from .outside import take
+
+_PACKAGE = "sglang.srt.model_executor"
+_CAPTURES = ("DecodeCudaGraphRunner", "PrefillCudaGraphRunner")
+_runners: list[Any] = []
+
+
+def follow_runners() -> None:
+    """Keep each runner of a model that this process makes, for ``serving``."""
+    after_import(f"{_PACKAGE}.model_runner", _runner_is_there)
+    for phase in ("decode", "prefill"):
+        after_import(f"{_PACKAGE}.runner.{phase}_cuda_graph_runner", _captures_are_there)
+
+
+def _runner_is_there(module: ModuleType) -> None:
+    runner: Any = getattr(module, "ModelRunner", None)
+    if not hasattr(runner, "alloc_memory_pool"):
+        return
+    allocate: Callable[..., Any] = runner.alloc_memory_pool
+
+    @functools.wraps(allocate)
+    def alloc_memory_pool(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _runners.append(self)
+        result = allocate(self, *args, **kwargs)
+        # The pool gets a share of what is free before anything has run.
+        take("kernels")
+        return result
+
+    runner.alloc_memory_pool = alloc_memory_pool
+
+
+def _captures_are_there(module: ModuleType) -> None:
+    """Note for which size each graph is captured: requests of a decoding step, tokens of others."""
+    for name in _CAPTURES:
+        captures: Any = module.__dict__.get(name)
+        if hasattr(captures, "capture_one_shape"):
+            captures.capture_one_shape = _with_size(captures.capture_one_shape)
+            SIZES.install()
+
+
+def _with_size(capture: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(capture)
+    def capture_one_shape(self: Any, size: int, *args: Any, **kwargs: Any) -> Any:
+        SIZES.size = size
+        return capture(self, size, *args, **kwargs)
+
+    return capture_one_shape
+
+
+def pools() -> list[object]:
+    """Objects whose tensors are the keys and values of this process's runners."""
+    found = (getattr(runner, "token_to_kv_pool", None) for runner in _runners)
+    return [pool for pool in found if pool is not None]
+
+
+def serving() -> Serving | None:
+    """Memory of the last runner of this process; None where there is none."""
+    if not _runners:
+        return None
+    runner = _runners[-1]
+    found = Serving(engine=f"SGLang {read(_version, '')}".strip())
+    found.weights = read(lambda: int(runner.weight_load_mem_usage * (1 << 30)))
+    found.graphs = read(lambda: int(sum(runner.graph_memory_usage.values()) * (1 << 30)))
+    found.graph_sizes = SIZES.rows()
+    found.kv_cache = read(lambda: sum(map(int, runner.token_to_kv_pool.get_kv_size_bytes())))
+    found.tokens = read(lambda: int(runner.max_total_num_tokens))
+    found.blocks = read(lambda: int(runner.max_total_num_tokens // runner.page_size))
+    found.longest = read(lambda: int(runner.model_config.context_len))
+    found.requests = read(lambda: runner.max_total_num_tokens / runner.model_config.context_len)
+    return found
+
+
+def _version() -> str:
+    import sglang  # type: ignore[import-not-found]
+
+    return str(sglang.__version__)

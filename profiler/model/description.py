@@ -1,4 +1,4 @@
-"""What a compiled graph takes and returns.
+"""Descriptions of compiled graphs: what each takes and returns.
 
 Note [One description of a graph]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -112,7 +112,7 @@ it."""
 
 @dataclass(frozen=True, slots=True)
 class GraphDescription:
-    """What a compiled graph takes and returns: Note [One description of a graph].
+    """Inputs and outputs of a compiled graph: Note [One description of a graph].
 
     Attributes:
         inputs, outputs: in calling order. An output that the graph returns None for has the name

@@ -106,12 +106,12 @@ class GraphRecord:
 
     @property
     def inputs(self) -> tuple[GraphValue, ...]:
-        """What it takes, in calling order."""
+        """Inputs of the graph, in calling order."""
         return self.description.inputs
 
     @property
     def outputs(self) -> tuple[GraphValue, ...]:
-        """What it returns, in order."""
+        """Outputs of the graph, in order."""
         return self.description.outputs
 
     def __repr__(self) -> str:

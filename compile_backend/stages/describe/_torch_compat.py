@@ -1,4 +1,4 @@
-"""What a description asks of Dynamo's sources, and of nodes and values of graphs."""
+"""Pieces of torch that a description needs: Dynamo's sources, and kinds of nodes and values."""
 
 from __future__ import annotations
 

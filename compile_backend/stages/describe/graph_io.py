@@ -62,12 +62,12 @@ class GraphIO:
 
     @property
     def inputs(self) -> tuple[GraphValue, ...]:
-        """What the graph takes, by position."""
+        """Inputs of the graph, by position."""
         return self.description.inputs
 
     @property
     def outputs(self) -> tuple[GraphValue, ...]:
-        """What the graph returns, by position."""
+        """Outputs of the graph, by position."""
         return self.description.outputs
 
     def input_described(self, desc: Descriptor) -> GraphValue | None:

@@ -264,7 +264,7 @@ def graphs(s: Summary) -> Section:
 
 
 def descriptions(profile: Profile) -> Section:
-    """What the graphs that are called most take and return."""
+    """Inputs and outputs of the graphs that are called most."""
     most_called = sorted(profile.graphs, key=lambda g: (-g.calls, g.id))[:_DESCRIBED]
     tables = [
         Table(

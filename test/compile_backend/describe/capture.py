@@ -124,7 +124,7 @@ class Capture:
             graph.agreed, graph.disagreements = compared(io.description, kind, *lists)
             return compiled
 
-        return compat.run_compile_fx(gm, example_inputs, inner, {})
+        return compat.run_compile_fx(gm, example_inputs, inner, {}, autograd_cache=False)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memprof.what_if.simulate.command_line import BadInput, Command, parse
-from memprof.what_if.simulate.parent import NCCL
+from memprof.what_if.simulate.outside import estimates
 from memprof.what_if.simulate.serving import READY, ready_sign
 
 from .test_simulate import MIB, adds_up, simulate
@@ -144,7 +144,7 @@ def test_processes_that_see_a_device_each_are_told_apart(tmp_path: Path) -> None
     assert found == {"cuda:0": 100, "cuda:1": 200}
     # AND what NCCL is estimated to take counts, as each has a group with the other
     assert rank["used_at_once_bytes"] == [
-        reserved * MIB + CONTEXT + NCCL.nbytes for reserved in (100, 200)
+        reserved * MIB + CONTEXT + estimates()["nccl"].nbytes for reserved in (100, 200)
     ]
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memprof.profiler.model import GraphDescription, GraphKind, GraphRecord, NodeProvenance
 
 from .session.runtime import LiveGraph
-from .stages.graphs import Outside
+from .stages.graphs import UnsafeOperator
 from .stages.observe.stage import SizeInputs
 from .stages.provenance import artifact as artifacts
 from .stages.provenance.artifact import Artifact
@@ -45,7 +45,7 @@ class Companion:
     stacks: dict[str, int]
     random: bool | None
     sizes: SizeInputs
-    outside: Outside | None
+    outside: UnsafeOperator | None
     outside_frame: int
 
 
@@ -55,7 +55,7 @@ STORED = Stored(f"companion-{VERSION}", Companion)
 def store(
     graph: LiveGraph,
     sizes: SizeInputs,
-    outside: Outside | None,
+    outside: UnsafeOperator | None,
     lines: DynamoLines,
     key: str,
 ) -> None:

@@ -37,7 +37,7 @@ from .stages.describe.comparison import compared
 from .stages.describe.dynamo_input import DynamoInput
 from .stages.describe.graph_io import GraphIO, describe_graph, undescribed
 from .stages.describe.graph_value import RoleInfo
-from .stages.graphs import GraphsStage, ObservableModel, Outside, operator_outside_of_graphs
+from .stages.graphs import GraphsStage, ObservableModel, UnsafeOperator, operator_outside_of_graphs
 from .stages.observe.stage import ObserveStage, SizeInputs, size_inputs
 from .stages.pipeline import CompileStage, compile_through
 from .stages.provenance.dynamo_lines import DynamoLines
@@ -238,7 +238,7 @@ class InnerCompile:
         self,
         graph: LiveGraph,
         sizes: SizeInputs,
-        outside: Outside | None,
+        outside: UnsafeOperator | None,
         box: Any,
         given: dict[str, Any],
     ) -> list[CompileStage]:
@@ -284,7 +284,7 @@ class InnerCompile:
         self,
         graph: LiveGraph,
         sizes: SizeInputs,
-        outside: Outside | None,
+        outside: UnsafeOperator | None,
         lines: DynamoLines,
         key: str,
     ) -> None:
@@ -312,7 +312,7 @@ class InnerCompile:
     def _in_trees(
         self,
         record: GraphRecord,
-        outside: Outside | None,
+        outside: UnsafeOperator | None,
         box: Any,
         given: dict[str, Any],
         models: list[ObservableModel],

@@ -57,7 +57,7 @@ def runs_on_cuda(gm: GraphModule, example_inputs: Any) -> bool:
     return any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in values)
 
 
-class Outside(NamedTuple):
+class UnsafeOperator(NamedTuple):
     """An operator that no CUDA graph can have: name of its node, reason, and ``file:line`` of the
     program that calls it, None where that is not known."""
 
@@ -69,11 +69,11 @@ class Outside(NamedTuple):
         return f"{self.node}: {self.why} ({self.frame or 'no line is known'})"
 
 
-def operator_outside_of_graphs(gm: GraphModule) -> Outside | None:
+def operator_outside_of_graphs(gm: GraphModule) -> UnsafeOperator | None:
     """The first operator of a graph that no CUDA graph can have; None if there is none."""
     for node in gm.graph.nodes:
         if node.op == "call_function" and (why := _why_outside(node)):
-            return Outside(node.name, why, user_frame(node.meta.get("stack_trace")))
+            return UnsafeOperator(node.name, why, user_frame(node.meta.get("stack_trace")))
     return None
 
 
@@ -127,7 +127,7 @@ class GraphsStage(CompileStage):
     clone_outputs: bool
     inductor: Mapping[str, Any]
     of_forward: bool = False
-    outside: Outside | None = None
+    outside: UnsafeOperator | None = None
     impossible: str = field(default="", init=False)
     _wrapped: list[dict[str, Any]] = field(default_factory=list, init=False)
     name = "graphs"

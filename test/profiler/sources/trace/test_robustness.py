@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,8 @@ def test_freed_before_and_after_the_trace() -> None:
     me = f"import {__name__} as me; me.freed_before_and_after_the_trace()"
     process = subprocess.run(
         [sys.executable, "-c", me],
+        # Not the product's own folders, some of which have the names of these.
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -231,14 +232,35 @@ def remove_entries(cache: Path) -> None:
         path.unlink()
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Run]:
+    """Fills a folder with caches of a first run, which it returns; they are made once a device."""
+    made: dict[str, tuple[Path, Run]] = {}
+
+    def fill(device: str, folder: Path) -> Run:
+        if device not in made:
+            first = tmp_path_factory.mktemp("first")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(first))
+                made[device] = (first, train(device=device))
+        first, run = made[device]
+        shutil.copytree(first, folder, dirs_exist_ok=True)
+        return run
+
+    return fill
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "lose", [cut, remove_companions, remove_provenance, remove_one, remove_entries]
 )
 def test_what_is_lost_is_learned_again(
-    lose: Callable[[Path], None], device: str, cache: Path
+    lose: Callable[[Path], None],
+    device: str,
+    cache: Path,
+    filled: Callable[[str, Path], Run],
 ) -> None:
-    miss = train(device=device)
+    miss = filled(device, cache)
     lose(cache)
     # WHEN something of it is lost THEN it is a miss, and right
     again = train(device=device)
@@ -271,10 +293,12 @@ def test_where_a_miss_is_an_error_the_graph_runs_unnamed(cache: Path) -> None:
     ] * len(run.profile.graphs)
 
 
-def test_a_failure_to_read_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_read_is_a_miss(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, filled: Callable[[str, Path], Run]
+) -> None:
     from memprof.compile_backend import companion
 
-    miss = train()
+    miss = filled("cpu", cache)
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("memprof is broken here")

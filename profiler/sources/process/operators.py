@@ -143,8 +143,9 @@ def is_operator(name: str) -> bool:
     return ("::" in name and not name.startswith(_NOT_OPERATORS)) or name.startswith("triton_")
 
 
-def calls_in(events: Sequence[Any], window: Span) -> list[OperatorCall]:
-    """Calls of operators among the ``events`` of a profiler, in order of their start."""
+def calls_in(events: Sequence[Any], window: Span, most: int) -> list[OperatorCall]:
+    """The last ``most`` calls of operators, at least 1, among the ``events`` of a profiler, in
+    order of their start."""
     found = [e for e in events if is_operator(e.name) and _torch_compat.ran_on_host(e)]
     return [
         OperatorCall(
@@ -156,7 +157,7 @@ def calls_in(events: Sequence[Any], window: Span) -> list[OperatorCall]:
             self_device_bytes=e.self_device_memory_usage,
             shapes=as_shapes(e.input_shapes),
         )
-        for e in sorted(found, key=lambda e: e.time_range.start)
+        for e in sorted(found, key=lambda e: e.time_range.start)[-most:]
     ]
 
 
@@ -225,7 +226,8 @@ class OperatorWindow:
             if (table := self._table()) is not None:
                 averages = profile.key_averages(group_by_input_shape=self._shapes)
                 if self._sequence:
-                    table.add_calls(calls_in(profile.events(), window), self._sequence)
+                    calls = calls_in(profile.events(), window, self._sequence)
+                    table.add_calls(calls, self._sequence)
                 table.add(averages, _torch_compat.host_allocations(profile), window)
         except Exception as e:
             self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")

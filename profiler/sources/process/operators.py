@@ -162,7 +162,7 @@ def calls_in(events: Sequence[Any], window: Span, most: int) -> list[OperatorCal
 
 
 def _depth(event: Any) -> int:
-    """How many operators an event is inside of."""
+    """Number of operators that an event is inside of."""
     depth = 0
     while (event := event.cpu_parent) is not None:
         depth += is_operator(event.name)

@@ -158,7 +158,7 @@ class TrackerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One of the largest tensors of a snapshot.
+    """One of the largest tensors of a snapshot, or of those that an operation left alive.
 
     Attributes:
         dtype, device: e.g. ``torch.float32``, ``cuda:0``.
@@ -322,6 +322,9 @@ class OperationSummary:
         count, failed: invocations that have ended, and how many of them with an exception.
         tensor_bytes_delta, tensors_delta: sums over the ``tensors_measured`` invocations with known
             figures.
+        left_bytes: of the storages that an invocation made and that were alive when it ended, those
+            of operations inside included; of the invocation that left most.
+        left: the largest of them, as they were then, largest first.
     """
 
     name: str
@@ -336,6 +339,8 @@ class OperationSummary:
     devices: Annotated[dict[str, DeviceSummary], Meta(max_length=MAX_DEVICES)] = field(
         default_factory=dict
     )
+    left_bytes: Int = 0
+    left: tuple[TensorInfo, ...] = ()
 
     @property
     def mean_ns(self) -> float:
@@ -381,12 +386,35 @@ class OperatorStatistics:
     other_shapes: Int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One call of a PyTorch operator in a window of ``track_pytorch_ops(sequence=N)``.
+
+    Attributes:
+        name: e.g. ``aten::mm``.
+        start_ns: when, by the profiler's clock, set to the tracker's where the window begins.
+        depth: how many operators it ran inside of.
+        cpu_ns: host time, with the operators that it called.
+        self_cpu_bytes, self_device_bytes: allocations less releases, without those operators.
+        shapes: of its inputs, () for one that is no tensor; () if not recorded.
+    """
+
+    name: str
+    start_ns: Int
+    depth: Count = 0
+    cpu_ns: Int = 0
+    self_cpu_bytes: Int = 0
+    self_device_bytes: Int = 0
+    shapes: tuple[tuple[Int, ...], ...] = ()
+
+
 @dataclass(slots=True)
 class OperatorRecord:
     """Statistics of operators that ``track_pytorch_ops()`` recorded.
 
     Attributes:
         windows: when it was on.
+        sequence: the last calls, in order of their start, of all threads; empty if not asked for.
         operators: by self host time, highest first.
         peak_cpu_bytes: highest sum over one window of what the CPU allocator handed out in it
             less what was given back, None if no window was on the CPU.
@@ -395,6 +423,7 @@ class OperatorRecord:
     windows: list[Span] = field(default_factory=list)
     operators: list[OperatorStatistics] = field(default_factory=list)
     peak_cpu_bytes: Int | None = None
+    sequence: list[OperatorCall] = field(default_factory=list)
 
 
 @dataclass(slots=True, repr=False)

@@ -17,6 +17,7 @@ from memprof.profiler.model import (
     LaneKind,
     MemorySnapshot,
     OperationSummary,
+    OperatorCall,
     OperatorRecord,
     OperatorStatistics,
     SnapshotKind,
@@ -64,10 +65,22 @@ def entries() -> list[Entry]:
             operations=rows,
             summaries={
                 0: OperationSummary("step", count=3, devices={"cpu": DeviceSummary(1, 2, 3, 4)}),
-                1: OperationSummary("forward", 0, count=3),
+                1: OperationSummary(
+                    "forward",
+                    0,
+                    count=3,
+                    left_bytes=24,
+                    left=(TensorInfo((2, 3), "torch.float32", "cpu", 24),),
+                ),
             },
         ),
-        Entry(pytorch_operations=OperatorRecord([Span(1, 2)], [OperatorStatistics("aten::mm", 3)])),
+        Entry(
+            pytorch_operations=OperatorRecord(
+                [Span(1, 2)],
+                [OperatorStatistics("aten::mm", 3)],
+                sequence=[OperatorCall("aten::mm", 1, shapes=((2, 3), ()))],
+            )
+        ),
     ]
 
 

@@ -19,23 +19,31 @@ one all the time from one look for tensors to the next.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Container
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 from memprof.profiler.file.tracker_fold import OperationRow, operations_to_drop
-from memprof.profiler.model import OperationSummary
+from memprof.profiler.model import OperationSummary, TensorInfo
 from memprof.profiler.model.tracker import path_of
 
+from . import naming
+from ._torch_compat import without_torch_function
 from .places import Counted, Lanes, OperationTree, current_task
 from .ration import LONGEST_NS, Allowance
 from .settings import TrackerSettings
 from .sources import Sources
+from .tensors import TensorStorage
 
 LOCK_WAIT_S = 0.05
 """Seconds that an edge waits at most for the thread that takes a snapshot."""
+
+MAX_LEFT = 5
+"""Tensors, of those that an operation made and left alive, that are described at most."""
 
 _UNKNOWN: Counted = (-1, -1)
 
@@ -53,6 +61,7 @@ class Operation:
         lane, task: where it runs; identity of its asyncio task, 0 for none.
         cost_ns: time that looking at it took.
         looked: whether what was in use when it began is known.
+        storages_before: storages that had been found when it began.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
             before.
     """
@@ -72,6 +81,7 @@ class Operation:
     tensors_before: Counted = _UNKNOWN
     tensors_after: Counted = _UNKNOWN
     looked: bool = False
+    storages_before: int = 0
     memory: dict[str, list[int]] = field(default_factory=dict)
 
     def saw(self, device: str, nbytes: int) -> None:
@@ -128,6 +138,7 @@ class OperationLog:
         self.dropped = 0
         self.cost_ns = 0
         self._limit = limit = settings.max_operations
+        self._left = min(settings.largest, MAX_LEFT)
         self._allowance = Allowance(settings.operation_share)
         # What is below belongs to who holds the lock.
         self._lock = threading.RLock()
@@ -170,7 +181,8 @@ class OperationLog:
         task = current_task()
         tensors, reading, cost = _UNKNOWN, None, 0
         if self._allowance.allows(name):
-            tensors, reading, cost = self._look()
+            tensors, reading = self._look()
+            cost = min(self.clock() - entered, LONGEST_NS)
         with self._lock:
             inside = task and parent is not None and parent.task == task
             operation = Operation(
@@ -186,6 +198,7 @@ class OperationLog:
                 cost_ns=cost,
                 tensors_before=tensors,
                 looked=reading is not None,
+                storages_before=self.sources.tensors.storages_seen,
             )
             for device, (now, mark) in (reading or {}).items():
                 operation.memory[device] = [now, now, now, 0, mark]
@@ -208,10 +221,11 @@ class OperationLog:
         operation.failed = failed
         reading = None
         if operation.looked:
-            counted, reading, cost = self._look()
-            operation.cost_ns += cost
-            if operation.tensors_before != _UNKNOWN:
+            counted, reading = self._look()
+            if operation.tensors_before != _UNKNOWN and counted != _UNKNOWN:
                 operation.tensors_after = counted
+                self._keep_left(operation)
+            operation.cost_ns += min(self.clock() - entered, LONGEST_NS)
         self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
         CURRENT.set(operation.parent)
         with self._lock:
@@ -219,15 +233,28 @@ class OperationLog:
             self._has_ended(operation, reading)
         self.cost_ns += self.clock() - entered
 
-    def _look(self) -> tuple[Counted, Reading | None, int]:
-        """Live tensors and bytes in use now, and the time that the look took, ns."""
-        begin = self.clock()
+    def _look(self) -> tuple[Counted, Reading | None]:
+        """Live tensors and bytes in use now."""
         counted, reading = _UNKNOWN, None
         try:
             counted, reading = self._count_tensors(), self._in_use()
         except Exception as e:
             self._failed(e)
-        return counted, reading, min(self.clock() - begin, LONGEST_NS)
+        return counted, reading
+
+    def _keep_left(self, operation: Operation) -> None:
+        """Note the tensors that an operation made and left alive, where no invocation before it
+        left more: after the first few there is seldom something to describe."""
+        try:
+            made = self.sources.tensors.made_since(operation.storages_before)
+            nbytes = sum(s.nbytes for s in made)
+            if nbytes > self._tree.sums[operation.summary].left_bytes:
+                largest = nlargest(self._left, made, key=lambda s: s.nbytes)
+                described = tuple(self.described(s) for s in largest)
+                with self._lock:
+                    self._tree.keep_left(operation.summary, nbytes, described)
+        except Exception as e:
+            self._failed(e)
 
     def _in_use(self) -> Reading:
         found = self.sources.accelerators.brief()
@@ -313,6 +340,35 @@ class OperationLog:
 
     def path(self, summary: int) -> str:
         return path_of(self._tree.sums, summary)
+
+    def described(self, storage: TensorStorage) -> TensorInfo:
+        """A tensor of ``storage``, with the operation that made it."""
+        found = TensorInfo(
+            (),
+            "",
+            storage.device,
+            storage.nbytes,
+            storage.tensors,
+            operation=self.path(storage.operation),
+        )
+        tensor = storage.tensor()
+        if tensor is None:
+            return found
+        try:
+            found = dataclasses.replace(found, **dataclasses.asdict(naming.origin(tensor)))
+        except Exception as e:
+            self.report(f"naming a tensor failed: {type(e).__name__}: {e}")
+        try:
+            with without_torch_function():
+                return dataclasses.replace(
+                    found,
+                    shape=tuple(map(int, tensor.shape)),
+                    dtype=str(tensor.dtype),
+                    requires_grad=bool(tensor.requires_grad),
+                )
+        except Exception as e:  # a subclass has properties of its own
+            self.report(f"describing a tensor failed: {type(e).__name__}: {e}")
+            return found
 
     def running(self) -> list[Operation]:
         """Operations that have not ended, oldest first."""

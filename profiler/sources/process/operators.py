@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import OperatorRecord, OperatorShapes, OperatorStatistics, Span
+from memprof.profiler.model import (
+    OperatorCall,
+    OperatorRecord,
+    OperatorShapes,
+    OperatorStatistics,
+    Span,
+)
 from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from . import _torch_compat
@@ -27,6 +33,8 @@ MAX_SHAPES = 16
 _COUNTED_SHAPES = 256
 """Combinations of input shapes that are counted; further ones are counted together."""
 MAX_WINDOWS = 1_000
+MAX_SEQUENCE = 10_000
+"""Most single calls that a record has: all of them are written again after each window."""
 OTHER = "(other operators)"
 _NOT_OPERATORS = ("autograd::engine::", "torch::autograd::")
 _TIMES = ("cpu_time_total", "self_cpu_time_total", "device_time_total", "self_device_time_total")
@@ -60,6 +68,7 @@ class OperatorTable:
         self.windows: list[Span] = []
         self.added = 0
         self.peak_cpu_bytes: int | None = None
+        self._sequence: list[OperatorCall] = []
         # A signal's handler can write the record while this thread adds a window.
         self._lock = ForkSafeLock()
         # By operator and input shapes: calls, _TIMES in ns, and _BYTES.
@@ -85,6 +94,11 @@ class OperatorTable:
             self.windows.append(window)
             del self.windows[:-MAX_WINDOWS]
 
+    def add_calls(self, calls: Sequence[OperatorCall], most: int) -> None:
+        """Add single calls, in order; the last ``most`` of all are kept, at least 1."""
+        with self._lock:
+            self._sequence = [*self._sequence, *calls][-most:]
+
     def _add(self, name: str, shapes: Shapes, figures: list[int]) -> None:
         if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
             name = OTHER
@@ -100,7 +114,9 @@ class OperatorTable:
         with self._lock:
             found = [_statistics(name, by_shapes) for name, by_shapes in self._sums.items()]
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
-            return OperatorRecord(list(self.windows), found, self.peak_cpu_bytes)
+            return OperatorRecord(
+                list(self.windows), found, self.peak_cpu_bytes, list(self._sequence)
+            )
 
 
 def _statistics(name: str, by_shapes: dict[Shapes, list[int]]) -> OperatorStatistics:
@@ -127,6 +143,32 @@ def is_operator(name: str) -> bool:
     return ("::" in name and not name.startswith(_NOT_OPERATORS)) or name.startswith("triton_")
 
 
+def calls_in(events: Sequence[Any], window: Span, most: int) -> list[OperatorCall]:
+    """The last ``most`` calls of operators, at least 1, among the ``events`` of a profiler, in
+    order of their start."""
+    found = [e for e in events if is_operator(e.name) and _torch_compat.ran_on_host(e)]
+    return [
+        OperatorCall(
+            e.name,
+            start_ns=window.start_ns + round(1000 * e.time_range.start),
+            depth=_depth(e),
+            cpu_ns=round(1000 * e.cpu_time_total),
+            self_cpu_bytes=e.self_cpu_memory_usage,
+            self_device_bytes=e.self_device_memory_usage,
+            shapes=as_shapes(e.input_shapes),
+        )
+        for e in sorted(found, key=lambda e: e.time_range.start)[-most:]
+    ]
+
+
+def _depth(event: Any) -> int:
+    """Number of operators that an event is inside of."""
+    depth = 0
+    while (event := event.cpu_parent) is not None:
+        depth += is_operator(event.name)
+    return depth
+
+
 _ONE_WINDOW = threading.Lock()
 
 
@@ -140,11 +182,13 @@ class OperatorWindow:
         report: Callable[[str], None],
         shapes: bool,
         memory: bool,
+        sequence: int,
     ) -> None:
         self._table = table
         self._report = report
         self._shapes = shapes
         self._memory = memory
+        self._sequence = sequence
         self._profile: Any = None
         self._start = 0
 
@@ -181,6 +225,9 @@ class OperatorWindow:
             profile.stop()
             if (table := self._table()) is not None:
                 averages = profile.key_averages(group_by_input_shape=self._shapes)
+                if self._sequence:
+                    calls = calls_in(profile.events(), window, self._sequence)
+                    table.add_calls(calls, self._sequence)
                 table.add(averages, _torch_compat.host_allocations(profile), window)
         except Exception as e:
             self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")

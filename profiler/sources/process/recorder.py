@@ -291,7 +291,7 @@ def take_snapshot(
     sources.tensors.recheck(pause)
     pause()
     storages = sources.tensors.largest(pause)
-    largest = [_described(s, operations) for s in storages]
+    largest = [operations.described(s) for s in storages]
     if kind in _NAMED:
         _find_holders(largest, storages, operations)
     pause()
@@ -355,25 +355,3 @@ def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, Tr
         memory = found.get(name, TrackedDevice())
         found[name] = dataclasses.replace(memory, tensor_bytes=nbytes.get(name, 0), tensors=count)
     return {name: found[name] for name in ["cpu", *sorted(found.keys() - {"cpu"})]}
-
-
-def _described(storage: TensorStorage, operations: OperationLog) -> TensorInfo:
-    made_in = operations.path(storage.operation)
-    found = TensorInfo((), "", storage.device, storage.nbytes, storage.tensors, operation=made_in)
-    tensor = storage.tensor()
-    if tensor is None:
-        return found
-    try:
-        found = dataclasses.replace(found, **dataclasses.asdict(naming.origin(tensor)))
-    except Exception as e:
-        operations.report(f"naming a tensor failed: {type(e).__name__}: {e}")
-    try:
-        return dataclasses.replace(
-            found,
-            shape=tuple(map(int, tensor.shape)),
-            dtype=str(tensor.dtype),
-            requires_grad=bool(tensor.requires_grad),
-        )
-    except Exception as e:  # a subclass has properties of its own
-        operations.report(f"describing a tensor failed: {type(e).__name__}: {e}")
-        return found

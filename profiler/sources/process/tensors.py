@@ -41,6 +41,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import cache
 from heapq import nlargest
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ class TensorStorage:
 
     Attributes:
         operation: summary of the operation in which it was made, -1 if unknown.
+        number: how many were found up to it.
         tensors: how many known tensors refer to it.
         sample: one of them; None if that one has died and the next is not yet known.
     """
@@ -87,6 +89,7 @@ class TensorStorage:
     nbytes: int
     device: str
     operation: int
+    number: int
     tensors: int = 0
     sample: TensorRef | None = None
 
@@ -104,12 +107,14 @@ class TensorRef(weakref.ref):  # type: ignore[type-arg]
 
 class LiveTensors:
     """The live Python tensors of this process, the ``top`` largest at hand; ``nbytes`` of their
-    storages, and how many ``tensors`` there are, by device."""
+    storages, and how many ``tensors`` there are, by device; and how many storages it has
+    seen so far (``storages_seen``), those that have died included."""
 
     def __init__(self, top: int = 10) -> None:
         self.nbytes: Counter[str] = Counter()
         self.tensors: Counter[str] = Counter()
         self.lock = threading.RLock()
+        self.storages_seen = 0
         self._top = top
         self._known: dict[int, TensorRef] = {}
         self._storages: dict[int, TensorStorage] = {}
@@ -262,7 +267,8 @@ class LiveTensors:
         address, nbytes, device = found
         storage = self._storages.get(address)
         if storage is None:
-            storage = TensorStorage(address, 0, _name(device), operation)
+            self.storages_seen += 1
+            storage = TensorStorage(address, 0, _name(device), operation, self.storages_seen)
             self._storages[address] = storage
         known.storage = storage
         storage.tensors += 1
@@ -342,6 +348,13 @@ class LiveTensors:
     def sums(self) -> tuple[int, int]:
         """Bytes and number of all devices' tensors."""
         return self.nbytes.total(), self.tensors.total()
+
+    def made_since(self, seen: int) -> list[TensorStorage]:
+        """Storages that live, and that were not among the first ``seen``."""
+        with self.lock:
+            # In order of their numbers: one whose address comes again is at the end.
+            newest = reversed(self._storages.values())
+            return list(takewhile(lambda s: s.number > seen, newest))
 
     def largest(self, pause: Pause = no_pause) -> list[TensorStorage]:
         pause = self._letting_go(pause)

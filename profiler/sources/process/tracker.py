@@ -21,7 +21,7 @@ from memprof.profiler.sources.allocator.observer import OutOfMemoryEvent, listen
 from memprof.profiler.support.text import visible
 
 from .operations import CURRENT, Operation, OperationLog
-from .operators import OperatorTable, OperatorWindow
+from .operators import MAX_SEQUENCE, OperatorTable, OperatorWindow
 from .recorder import TrackerRecorder
 from .settings import TrackerSettings
 
@@ -314,10 +314,23 @@ class MemoryTracker:
         self._used()
         return self._recorder.operations if self.started else None
 
-    def track_pytorch_ops(self, *, shapes: bool = True, memory: bool = True) -> OperatorWindow:
-        """Context manager: statistics of the operators that run inside, with ``shapes`` also by
-        input shapes, with ``memory`` also the bytes they allocate and the highest sum of them."""
-        return OperatorWindow(self._operator_table, self._problem, shapes, memory)
+    def track_pytorch_ops(
+        self, *, shapes: bool = True, memory: bool = True, sequence: int = 0
+    ) -> OperatorWindow:
+        """Context manager: statistics of the operators that run inside.
+
+        Args:
+            shapes: also by input shapes.
+            memory: also the bytes that they allocate, and the highest sum of them.
+            sequence: how many single calls, the last ones of all windows, are kept in order beside
+                the sums; at most ``MAX_SEQUENCE``.
+
+        Raises:
+            ValueError: so many single calls cannot be kept.
+        """
+        if not 0 <= sequence <= MAX_SEQUENCE:
+            raise ValueError(f"sequence={sequence}: 0 to {MAX_SEQUENCE:,} calls can be kept")
+        return OperatorWindow(self._operator_table, self._problem, shapes, memory, sequence)
 
     def _problem(self, text: str) -> None:
         self._recorder.problem(text)

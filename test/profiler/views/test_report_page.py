@@ -33,12 +33,16 @@ from memprof.profiler.model import (
     LedgerKind,
     MemorySnapshot,
     OperationSummary,
+    OperatorCall,
+    OperatorRecord,
     PlacedBlock,
     Placement,
     Process,
     Profile,
     RunState,
     SourceFrame,
+    Span,
+    TensorInfo,
     TrackerMetadata,
     TrackerRecord,
 )
@@ -780,9 +784,20 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
             for t in range(0, 9_000_000, 1_000_000)
         ],
         operation_summary=[
-            OperationSummary("step", count=3, total_ns=6_000_000, tensor_bytes_delta=MIB),
+            OperationSummary(
+                "step",
+                count=3,
+                total_ns=6_000_000,
+                tensor_bytes_delta=MIB,
+                left_bytes=3 * MIB,
+                left=(TensorInfo((512, 1024), "torch.float32", "cpu", 2 * MIB),),
+            ),
             OperationSummary("forward", 0, count=3, total_ns=2_000_000),
         ],
+        pytorch_operations=OperatorRecord(
+            [Span(0, 9_000_000)],
+            sequence=[OperatorCall("aten::mm", 4_000_000, 0, 5_000, 4096, 0, ((4, 8), (8, 2)))],
+        ),
     )
     write_report(profile, tmp_path / "p.html")
     show(page, tmp_path / "p.html")
@@ -801,6 +816,11 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
     assert "9.00 ms from 1970-01-01 00:00:00 UTC, ended" in tracker
     assert "problem: a problem <b>" in tracker
     assert page.locator("#tracker tr", has_text="forward").count() == 1
+    left = page.locator("#tracker tr", has_text="[512, 1024]").locator("td").all_inner_texts()
+    assert left[:3] == ["step", "3.00 MiB", "2.00 MiB"]
+    call = page.locator("#tracker tr", has_text="aten::mm").locator("td").all_inner_texts()
+    assert call[0] == "aten::mm"
+    assert call[-1] == "[4, 8] [8, 2]"
     curves = page.locator("#dataflow canvas, #tracker canvas")
     assert curves.count() == 2
     for box in curves.all():

@@ -137,7 +137,7 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
         return NOTHING
     after = format_ns(s.time_ns - record.metadata.start_ns)
     columns = [col.BYTES, col.share(s.total_bytes)]
-    columns += col.alike(col.Text, "device", "dtype", "shape", "what", "made in")
+    columns += _IN_WORDS
     held = any(t.holder for t in s.largest)
     if held:
         columns.append(col.Code("held by", below=True))
@@ -145,15 +145,23 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
     grouped = sorted(Counter(s.largest).items(), key=lambda of: -of[0].nbytes * of[1])
     rows: list[col.Row] = []
     for t, count in grouped:
-        shape = f"{count} x " * (count > 1) + (str(list(t.shape)) if t.dtype else "?")
-        nbytes, dtype = t.nbytes * count, t.dtype.removeprefix("torch.") or "?"
+        nbytes = t.nbytes * count
         holder = (t.holder,) if held else ()
-        what = (t.device, dtype, shape, _what(t), t.operation or "-")
-        rows.append((nbytes, nbytes, *what, *holder))
+        rows.append((nbytes, nbytes, *_in_words(t, count), *holder))
     title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
     rest = s.total_bytes - sum(t.nbytes for t in s.largest)
     note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
     return Section("", title, (note,) if rest > 0 else (), (Table(tuple(columns), rows),))
+
+
+_IN_WORDS = col.alike(col.Text, "device", "dtype", "shape", "what", "made in")
+
+
+def _in_words(t: model.TensorInfo, count: int) -> tuple[str, ...]:
+    """Cells of the columns ``_IN_WORDS`` for ``count`` tensors that are alike."""
+    shape = f"{count} x " * (count > 1) + (str(list(t.shape)) if t.dtype else "?")
+    dtype = t.dtype.removeprefix("torch.") or "?"
+    return (t.device, dtype, shape, _what(t), t.operation or "-")
 
 
 def _what(t: model.TensorInfo) -> str:
@@ -191,7 +199,29 @@ def _operations(record: model.TrackerRecord, show: Show) -> Section:
     what = "resident memory" if devices == ["cpu"] else "allocated on " + " ".join(devices)
     note = Note(f"Memory is {what}; figures are of as many times as `in N` says.")
     table = Table(columns, rows, depth=depths, least=40, brief=_BRIEF)
-    return Section("", "Operations", (note,) if devices else (), (table,))
+    left = _left(record)
+    tables = (table, left) if left.rows else (table,)
+    return Section("", "Operations", (note,) if devices else (), tables)
+
+
+def _left(record: model.TrackerRecord) -> Table:
+    """The largest tensors that operations made and left alive, those of one operation together,
+    and first those of the one that left most."""
+    every = record.operation_summary
+    ranked = sorted(range(len(every)), key=lambda i: -every[i].left_bytes)
+    rows: list[col.Row] = []
+    for i in ranked:
+        grouped = sorted(Counter(every[i].left).items(), key=lambda of: -of[0].nbytes * of[1])
+        for t, count in grouped:
+            words = _in_words(t, count)
+            rows.append((record.path(i), every[i].left_bytes, t.nbytes * count, *words))
+    columns = (
+        col.Code("operation"),
+        *col.alike(col.Bytes, "left in all", "bytes"),
+        *_IN_WORDS,
+    )
+    caption = "Largest tensors that it made and left alive, of the time that it left most"
+    return Table(columns, rows, caption=caption, least=20, detail=True)
 
 
 def _operation(o: model.OperationSummary, show: Show) -> col.Row:
@@ -243,7 +273,31 @@ def _operators(record: model.TrackerRecord, show: Show) -> Section:
         text = f"{shapes} ({common.count:,})" if common and shapes else "-"
         rows.append((s.name, *figures, text))
     table = Table((*columns, col.Text("most frequent shapes")), rows)
-    return Section("", f"PyTorch operators in {windows}{peak}", tables=(table,))
+    tables = (table, _sequence(o.sequence)) if o.sequence else (table,)
+    return Section("", f"PyTorch operators in {windows}{peak}", tables=tables)
+
+
+def _sequence(calls: list[model.OperatorCall]) -> Table:
+    kinds = ("CPU bytes", "device bytes")[: 1 + any(c.self_device_bytes for c in calls)]
+    columns = (
+        col.Code("operator"),
+        col.Ns("after"),
+        col.Ns("CPU"),
+        *col.alike(col.Change, *kinds),
+        col.Text("shapes"),
+    )
+    rows: list[col.Row] = []
+    for c in calls:
+        shapes = " ".join(str(list(s)) for s in c.shapes if s) or "-"
+        nbytes = (c.self_cpu_bytes, c.self_device_bytes)[: len(kinds)]
+        rows.append((c.name, c.start_ns - calls[0].start_ns, c.cpu_ns, *nbytes, shapes))
+    return Table(
+        columns,
+        rows,
+        caption=f"The last {len(calls):,} calls, in order; bytes are allocations less releases",
+        depth=[c.depth for c in calls],
+        least=len(rows),
+    )
 
 
 def _sources(record: model.TrackerRecord) -> Section:

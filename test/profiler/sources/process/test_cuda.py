@@ -143,3 +143,27 @@ def test_a_snapshot_where_there_is_no_more_memory(tracker: MemoryTracker) -> Non
         torch.empty(wanted, dtype=torch.uint8, device="cuda")
     assert len(tracker.record().snapshots) == len(record.snapshots) + 1  # that of the end
     del kept
+
+
+def test_what_an_operation_left_and_the_device_bytes_of_calls(tracker: MemoryTracker) -> None:
+    x = torch.ones(1024, device="cuda")
+    with (
+        tracker.track_pytorch_ops(sequence=1000),
+        tracker.track_operation("step"),
+    ):
+        kept = [x + 1, x * 2]
+        gone = x.sin()
+        del gone
+    record = tracker.record()
+    (step,) = record.operation_summary
+    assert step.left_bytes == 2 * 4096
+    assert [(t.device, t.nbytes, t.shape) for t in step.left] == [("cuda:0", 4096, (1024,))] * 2
+    calls = [c for c in record.pytorch_operations.sequence if c.self_device_bytes]
+    assert [(c.name, c.self_device_bytes) for c in calls] == [
+        ("aten::add", 4096),
+        ("aten::mul", 4096),
+        ("aten::sin", 4096),
+    ]
+    assert "device bytes" in render_tracker_record(record, Style())
+    tracker.stop()
+    del kept

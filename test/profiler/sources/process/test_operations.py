@@ -654,3 +654,75 @@ def test_an_operation_that_was_open_at_a_fork_ends_in_the_child(tracker: MemoryT
     finally:
         release.set()
         holder.join()
+
+
+def left(tracker: MemoryTracker) -> dict[str, list[tuple[int, tuple[int, ...], str]]]:
+    """``by path of an operation, bytes, shape and maker of each tensor that it left alive``."""
+    record = tracker.record()
+    return {
+        record.path(i): [(t.nbytes, t.shape, t.operation) for t in s.left]
+        for i, s in enumerate(record.operation_summary)
+    }
+
+
+def test_what_an_operation_made_and_left_alive(tracker: MemoryTracker) -> None:
+    before = torch.ones(5000)
+    kept = []
+    with tracker.track_operation("step"):
+        with tracker.track_operation("forward"):
+            kept.append(torch.ones(20, 30))
+            gone = torch.ones(4000)
+        del gone
+        view = before[:10]
+        kept.append(torch.ones(700))
+        with tracker.track_operation("nothing"):
+            pass
+    assert left(tracker) == {
+        "step": [(2800, (700,), "step"), (2400, (20, 30), "step/forward")],
+        "step/forward": [(16000, (4000,), "step/forward"), (2400, (20, 30), "step/forward")],
+        "step/nothing": [],
+    }
+    assert [s.left_bytes for s in tracker.record().operation_summary] == [5200, 18400, 0]
+    del before, view, kept
+
+
+def test_the_invocation_that_left_most_is_the_one_described(tracker: MemoryTracker) -> None:
+    kept = []
+    for size in (10, 300, 20):
+        with tracker.track_operation("step"):
+            kept.append(torch.ones(size))
+    assert left(tracker) == {"step": [(1200, (300,), "step")]}
+    # Memory whose address was another tensor's is new all the same.
+    del kept[1]
+    with tracker.track_operation("again"):
+        kept.append(torch.ones(300))
+    assert left(tracker)["again"] == [(1200, (300,), "again")]
+
+
+def test_few_of_what_an_operation_left_are_described(tmp_path: Path) -> None:
+    for largest, described in ((10, operations_module.MAX_LEFT), (1, 1), (0, 0)):
+        tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path), largest=largest))
+        tracker.start(thread=False)
+        with tracker.track_operation("step"):
+            kept = [torch.ones(100 + i) for i in range(20)]
+        (step,) = tracker.record().operation_summary
+        assert step.left_bytes == 4 * sum(map(len, kept))
+        assert [t.shape for t in step.left] == [(119 - i,) for i in range(described)]
+        tracker.stop()
+        del kept
+
+
+def test_what_cannot_be_described_leaves_the_operation_whole(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(OperationLog, "described", fails)
+    with tracker.track_operation("step"):
+        kept = torch.ones(10)
+    record = tracker.record()
+    assert (record.operation_summary[0].count, record.operation_summary[0].left) == (1, ())
+    assert record.operation_allocations.end_ns[0] > 0
+    assert record.metadata.problems == ["the tracker failed: RuntimeError: no room"]
+    del kept

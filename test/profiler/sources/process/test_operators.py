@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,3 +176,49 @@ def test_windows_reach_the_file_when_old_ones_are_no_longer_kept(
         found = so_far(tracker)
         (total,) = [s.count for s in found.pytorch_operations.operators if s.name == "aten::sum"]
         assert total == count
+
+
+def test_the_order_of_calls_with_their_bytes(tracker: MemoryTracker) -> None:
+    a, b = torch.ones(4, 8), torch.ones(8, 16)
+    with tracker.track_pytorch_ops(sequence=100):
+        c = torch.relu(a @ b)
+    record = tracker.record().pytorch_operations
+    sequence = record.sequence
+    assert [s.name for s in sequence if not s.depth] == ["aten::matmul", "aten::relu"]
+    (mm,) = [s for s in sequence if s.name == "aten::mm"]
+    assert (mm.depth, mm.self_cpu_bytes, mm.shapes) == (1, 4 * 16 * 4, ((4, 8), (8, 16)))
+    starts = [s.start_ns for s in sequence]
+    assert starts == sorted(starts)
+    assert record.windows[0].start_ns <= starts[0] <= record.windows[0].end_ns
+    # What the sums count stands in the sequence, each call once.
+    assert {s.name: s.count for s in record.operators} == Counter(s.name for s in sequence)
+    assert sum(s.self_cpu_bytes for s in record.operators) == sum(
+        s.self_cpu_bytes for s in sequence
+    )
+    del c
+
+
+def test_the_last_calls_of_all_windows_are_kept(tracker: MemoryTracker) -> None:
+    x = torch.ones(3)
+    with tracker.track_pytorch_ops(sequence=3):
+        x.sin()
+    with tracker.track_pytorch_ops(sequence=3):
+        x.cos()
+        x.tan()
+        x.exp()
+    with tracker.track_pytorch_ops():
+        x.sum()
+    names = [s.name for s in tracker.record().pytorch_operations.sequence]
+    assert names == ["aten::cos", "aten::tan", "aten::exp"]
+    with tracker.track_pytorch_ops(sequence=2):
+        x.sin()
+    names = [s.name for s in tracker.record().pytorch_operations.sequence]
+    assert names == ["aten::exp", "aten::sin"]
+    tracker.checkpoint("now")
+    assert so_far(tracker).pytorch_operations == tracker.record().pytorch_operations
+
+
+@pytest.mark.parametrize("wrong", [-1, operators_module.MAX_SEQUENCE + 1])
+def test_so_many_calls_cannot_be_kept(tracker: MemoryTracker, wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"sequence={wrong}: 0 to 10,000 calls"):
+        tracker.track_pytorch_ops(sequence=wrong)

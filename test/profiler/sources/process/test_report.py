@@ -19,6 +19,7 @@ from memprof.profiler.model import (
     LaneKind,
     MemorySnapshot,
     OperationSummary,
+    OperatorCall,
     OperatorRecord,
     OperatorShapes,
     OperatorStatistics,
@@ -100,6 +101,11 @@ def full() -> TrackerRecord:
                     "cpu": DeviceSummary(MIB, MIB, MIB, 10),
                     "cuda:0": DeviceSummary(8 * MIB, MIB, 96 * MIB, 10),
                 },
+                5 * MIB,
+                (
+                    *[TensorInfo((1024, 512), "torch.float32", "cuda:0", 2 * MIB)] * 2,
+                    TensorInfo((7,), "torch.int64", "cpu", 56, 2, operation="step/forward"),
+                ),
             ),
             OperationSummary("forward", 0, 10, 0, 6 * SECOND, SECOND, 0, 0, 0, {}),
         ],
@@ -113,6 +119,11 @@ def full() -> TrackerRecord:
                 OperatorStatistics("aten::add", 5, 500_000, 500_000),
             ],
             3 * MIB,
+            [
+                OperatorCall("aten::matmul", SECOND, 0, 5_000, 0, 0, ((4, 8), (8, 2))),
+                OperatorCall("aten::mm", SECOND + 1_000, 1, 3_000, 32, 0, ((4, 8), (8, 2), ())),
+                OperatorCall("aten::add", 2 * SECOND, 0, 500, -32),
+            ],
         ),
     )  # fmt: skip
 
@@ -154,11 +165,24 @@ operation  times  failed   total    mean     max   tensors grew  memory grew  hi
 step          10       1  10.0 s  1.00 s  2.00 s  4.00 MiB in 3     8.00 MiB        96.0 MiB
   forward     10       0  6.00 s  600 ms  1.00 s              -            -               -
 
+  Largest tensors that it made and left alive, of the time that it left most
+operation  left in all     bytes  device  dtype    shape            what                made in
+────────────────────────────────────────────────────────────────────────────────────────────────────
+step          5.00 MiB  4.00 MiB  cuda:0  float32  2 x [1024, 512]  -                   -
+step          5.00 MiB      56 B  cpu     int64    [7]              2 tensors share it  step/forward
+
 PyTorch operators in a window of 2.00 s, at most 3.00 MiB of CPU memory
 operator   calls  self CPU      CPU  CPU bytes  most frequent shapes
 ────────────────────────────────────────────────────────────────────
 aten::mm      20   3.00 ms  4.00 ms   1.00 MiB  [4, 8] [8, 2] (15)
 aten::add      5    500 us   500 us        0 B  -
+
+  The last 3 calls, in order; bytes are allocations less releases
+operator        after      CPU  CPU bytes  shapes
+────────────────────────────────────────────────────────
+aten::matmul     0 ns  5.00 us        0 B  [4, 8] [8, 2]
+  aten::mm    1.00 us  3.00 us      +32 B  [4, 8] [8, 2]
+aten::add      1.00 s   500 ns      -32 B  -
 
 What the figures are
   python tensors: what Python holds. Not: activations.
@@ -190,6 +214,11 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", "--full", str(path)], env={"COLUMNS": "100"})
     assert result.exit_code == 0
     assert render_tracker_record(full()) in result.output
+    whole = tmp_path / "whole.json"
+    CliRunner().invoke(main, ["export", str(path), "-f", "json", "-o", str(whole)])
+    tracker = json.loads(whole.read_text())["tracker"]
+    assert [c["name"] for c in tracker["pytorch_operations"]["sequence"]][-1] == "aten::add"
+    assert [t["nbytes"] for t in tracker["operation_summary"][0]["left"]] == [2 * MIB, 2 * MIB, 56]
     result = CliRunner().invoke(main, ["report", str(path), "--json"])
     assert json.loads(result.output)["tracker"]["snapshots"] == 5
 

@@ -124,7 +124,8 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     yield _operations(profile)
     saved, graphs, not_counted = of_device(summary, format_bytes)
     if profile.graphs:
-        yield from (saved, graphs, ledger.trees(summary, format_bytes))
+        yield from (saved, graphs, live.descriptions(profile))
+        yield ledger.trees(summary, format_bytes)
     counts = ledger.ledger_counts(summary)
     entries = ledger.of_ledger(profile, format_bytes, MAX_LEDGER)
     yield replace(entries, notes=(*counts.notes, *entries.notes), parts=counts.parts)

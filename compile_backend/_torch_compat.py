@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -84,20 +85,19 @@ def aot_loadables() -> list[Any]:
         found = [results.FxGraphCacheLoadable, results.BundledOutputCodeLoadable]
     except (ImportError, AttributeError):
         return []
+    if not hasattr(autograd_cache_module(), "autograd_cache_key"):
+        return []
     return [c for c in found if hasattr(c, "load") and hasattr(c, "post_compile")]
 
 
-def key_of_loadable(loadable: Any) -> str | None:
-    """Key in Inductor's cache of the graph that a part of an entry is."""
-    if hasattr(loadable, "fx_graph_cache_info"):
-        return str(loadable.fx_graph_cache_info[0])
-    return cache_key(loadable.result)
+def autograd_cache_module() -> Any:
+    """Module of AOTAutograd's cache, with ``autograd_cache_key``."""
+    return importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
 
 
 def aot_cache_miss(why: str) -> Exception:
     """The exception by which ``load`` says that an entry cannot be used."""
-    caches: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
-    miss: Exception = caches.FXGraphCacheMiss(why)
+    miss: Exception = autograd_cache_module().FXGraphCacheMiss(why)
     return miss
 
 
@@ -210,16 +210,14 @@ def cache_key(compiled: Any) -> str | None:
     return getattr(compiled, "_fx_graph_cache_key", None)
 
 
-def share_cache_key(compiled: Any, cached: Any) -> None:
-    """Has a graph that was compiled past Inductor's cache count as the one that was found there."""
-    for name in ("_fx_graph_cache_key", "_fx_graph_cache_debug_lines"):
-        if hasattr(cached, name) and hasattr(compiled, name):
-            setattr(compiled, name, getattr(cached, name))
+def how_compiled(compiled: Any) -> Mapping[str, Any]:
+    """Keyword arguments with which a graph from a cache was compiled."""
+    return getattr(compiled, "fx_kwargs", None) or {}
 
 
 def kind_of_cached(compiled: Any) -> str:
     """``forward``, ``backward`` or ``inference``: what a graph from a cache was compiled as."""
-    how = getattr(compiled, "fx_kwargs", None) or {}
+    how = how_compiled(compiled)
     if how.get("is_backward"):
         return "backward"
     return "inference" if how.get("is_inference") else "forward"
@@ -238,8 +236,7 @@ def inductor_cache_dir() -> str:
 
 
 def _autograd_cache() -> Any:
-    caches: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
-    return caches.AOTAutogradCache
+    return autograd_cache_module().AOTAutogradCache
 
 
 def write_to_cache(key: str, content: bytes) -> None:
@@ -290,13 +287,21 @@ def graph_being_lowered() -> Any:
 
 
 @contextlib.contextmanager
-def compiling_again() -> Iterator[None]:
-    """Compile a graph a second time, past the cache. The first time has told the tracing context
-    the strides of the outputs, which Inductor expects to find empty."""
+def compiling_again(key: str | None) -> Iterator[None]:
+    """Compile a graph a second time, which Inductor's cache has under ``key``: what is there is
+    forgotten, and stored anew, since code that is compiled again may have other names. The first
+    time has told the tracing context the strides of the outputs, which Inductor expects to find
+    empty."""
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         context.output_strides.clear()
-    with config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
+    stored = False
+    if key is not None:
+        caches: Any = importlib.import_module("torch._inductor.codecache")
+        folder = caches.FxGraphCache._get_tmp_dir_for_key(key)
+        shutil.rmtree(folder, ignore_errors=True)
+        stored = not os.path.exists(folder)
+    with config.patch(fx_graph_cache=stored, fx_graph_remote_cache=False):
         yield
 
 

@@ -91,7 +91,6 @@ def _compile(
         if captured is not None:
             sources = captured.inputs(gm, sources)
             captured_outputs = captured.outputs(gm, sources)
-        lines = DynamoLines(gm, sources)
         if graphs and own.graphs is None:
             not_graphed = why_not_graphed(sources, inductor)
         if own.compiled_autograd:
@@ -100,6 +99,10 @@ def _compile(
             note_names_of = note_names(sources, example_inputs)
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
+    try:
+        lines = DynamoLines(gm, sources)
+    except Exception as error:
+        RUNTIME.ledger.fallback(None, "reading the lines of a Dynamo graph", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
     # Where backwards are captured each process needs the graph of the backward, which a hit in

@@ -49,6 +49,21 @@ class Companion:
     outside_frame: int
 
 
+class Entry(NamedTuple):
+    """A compiled graph as a part of an entry of AOTAutograd's cache.
+
+    Attributes:
+        traced: the entry's key: all that AOTAutograd decides by, of which Inductor's key has only
+            what is left in the graph.
+        graph: key of the graph in Inductor's cache.
+        source: its generated code.
+    """
+
+    traced: str
+    graph: str
+    source: str
+
+
 STORED = Stored(f"companion-{VERSION}", Companion)
 
 
@@ -57,9 +72,9 @@ def store(
     sizes: SizeInputs,
     outside: UnsafeOperator | None,
     lines: DynamoLines,
-    key: str,
+    entry: Entry,
 ) -> None:
-    """Keeps what is known of ``graph`` beside the entry ``key`` of Inductor's cache.
+    """Keeps what is known of ``graph``, which is a part of ``entry``.
 
     Raises:
         OSError: the folder cannot be written.
@@ -80,7 +95,7 @@ def store(
         outside=outside and outside._replace(frame=None),
         outside_frame=lines.number_of_frame(outside.frame if outside else None),
     )
-    STORED.write(companion, f"{key}-{lines.digest}")
+    STORED.write(companion, *entry, lines.digest)
 
 
 class Known(NamedTuple):
@@ -91,11 +106,11 @@ class Known(NamedTuple):
     artifact: Artifact
 
 
-def load(key: str, lines: DynamoLines) -> Known | None:
-    """What is known of the graph of the entry ``key``, which a Dynamo graph with these lines has;
-    None if some of it is missing or damaged."""
-    found = STORED.read(f"{key}-{lines.digest}")
-    artifact = artifacts.STORED.read(key)
+def load(entry: Entry, lines: DynamoLines) -> Known | None:
+    """What is known of a part of ``entry``, which a Dynamo graph with these lines has; None if some
+    of it is missing or damaged."""
+    found = STORED.read(*entry, lines.digest)
+    artifact = artifacts.load(entry.graph, entry.source)
     if found is None or artifact is None:
         return None
     outputs = zip(found.description.outputs, found.frames, strict=True)

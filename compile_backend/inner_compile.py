@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import (
+    GraphDescription,
     GraphKind,
     GraphRecord,
     LedgerKind,
@@ -28,7 +29,7 @@ from memprof.profiler.model import (
 )
 
 from . import _torch_compat
-from .companion import Known, restored
+from .companion import Entry, Known, restored
 from .companion import store as store_companion
 from .options import Options
 from .session.runtime import FORWARDS, RUNTIME, LiveGraph
@@ -53,23 +54,21 @@ class RecordStage(CompileStage):
 
     Args:
         kind: what the graph is to AOTAutograd.
-        given: keyword arguments of the compilation; None where the record's description has been
-            compared with Inductor's.
+        given: keyword arguments of the compilation.
     """
 
     record: GraphRecord
-    kind: GraphKind = GraphKind.INFERENCE
-    given: Mapping[str, Any] | None = None
+    kind: GraphKind
+    given: Mapping[str, Any]
     name = "record"
 
     def post_compile(self, compiled: Any) -> Any:
         """Complete the record; the graph is handed on as it is."""
         record = self.record
-        if self.given is not None:
-            lists = _torch_compat.inductors_lists(compiled, self.given)
-            record.description, disagreements = compared(record.description, self.kind, *lists)
-            for sentence in disagreements:
-                RUNTIME.ledger.add(LedgerKind.COMPILED, record.id, sentence)
+        lists = _torch_compat.inductors_lists(compiled, self.given)
+        record.description, disagreements = compared(record.description, self.kind, *lists)
+        for sentence in disagreements:
+            RUNTIME.ledger.add(LedgerKind.COMPILED, record.id, sentence)
         record.devices = tuple(sorted(map(str, getattr(compiled, "device_types", None) or ())))
         _torch_compat.mark_graph(compiled, record.id)
         module_globals = _torch_compat.generated_globals(compiled)
@@ -91,6 +90,9 @@ class InnerCompile:
         not_graphed: why there will be no graph, though the settings want one.
         lines: of the Dynamo graph; None where they could not be read.
         stores: whether what is learned is stored for later processes: Note [Warm starts].
+
+    Attributes:
+        traced_key: the graph's key in AOTAutograd's cache, None where that has not made one.
     """
 
     options: Options
@@ -102,6 +104,7 @@ class InnerCompile:
     not_graphed: str
     lines: DynamoLines | None
     stores: bool
+    traced_key: str | None = field(default=None, init=False)
     _forward: GraphIO | None = field(default=None, init=False)
     _forward_graph: LiveGraph | None = field(default=None, init=False)
     _forward_box: object = field(default=None, init=False)
@@ -149,6 +152,7 @@ class InnerCompile:
             stages.append(provenance)
         except Exception as error:
             RUNTIME.ledger.fallback(None, "describing a graph before compilation", error)
+            self._run_without_graph(kwargs.get("cudagraphs"), "memprof failed at it")
             return compile_plainly()
 
         def compile_timed() -> Any:
@@ -164,10 +168,9 @@ class InnerCompile:
             aot_id = self._read(graph.record.id, what, _torch_compat.aot_id, None)
             if aot_id is not None:
                 FORWARDS[aot_id] = graph
-        key = _torch_compat.cache_key(compiled)
-        described = not graph.record.description.unreadable
-        if self.stores and described and key is not None and self.lines is not None:
-            self._store(graph, sizes, outside, self.lines, key)
+        entry = self.entry_of(compiled) if self.stores else None
+        if entry is not None and not graph.record.description.unreadable:
+            self._store(graph, sizes, outside, entry)
         self._add(graph, stages)
         RUNTIME.ledger.add(
             LedgerKind.COMPILED,
@@ -198,10 +201,13 @@ class InnerCompile:
             sizes = known.companion.sizes if known is not None else SizeInputs()
             outside = known.companion.outside if known is not None else None
             stages = self._stages(graph, sizes, outside, fx_config.get("cudagraphs"), given)
-            # What is stored was compared with Inductor's lists.
-            stages.append(RecordStage(graph.record))
+            if known is None:
+                stages = stages[1:]  # nothing can be said of what its calls allocate
+            how = _torch_compat.how_compiled(compiled)
+            stages.append(RecordStage(graph.record, graph.record.kind, how))
         except Exception as error:
             RUNTIME.ledger.fallback(None, "a graph from AOTAutograd's cache", error)
+            self._run_without_graph(fx_config.get("cudagraphs"), "memprof failed at it")
             return post_compile(given)
         finished = compile_through(
             stages, lambda: post_compile(given), self._on_failure(graph.record)
@@ -213,6 +219,13 @@ class InnerCompile:
         self._check_graphed(graph.record, stages)
         return finished
 
+    def entry_of(self, compiled: Any) -> Entry | None:
+        """Where a compiled graph stands in AOTAutograd's cache; None if it has no place there."""
+        key = _torch_compat.cache_key(compiled)
+        if key is None or not self.traced_key:
+            return None
+        return Entry(self.traced_key, key, _torch_compat.source_code(compiled))
+
     def _restored(self, known: Known | None, compiled: Any) -> LiveGraph:
         """The graph of a hit, with its nodes and buffers."""
         id_ = RUNTIME.new_graph_id()
@@ -222,9 +235,10 @@ class InnerCompile:
             RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, id_, why)
             kind = GraphKind(_torch_compat.kind_of_cached(compiled))
             record = GraphRecord(id_, kind, compile_id, fx_cache="hit", unobservable=why)
+            record.description = GraphDescription(unreadable=why)
             return LiveGraph(record)
         graph = restored(known.companion, id_, compile_id)
-        attribute(graph, known.artifact.with_texts(_torch_compat.source_code(compiled)))
+        attribute(graph, known.artifact)
         return graph
 
     def _forget_hits(self) -> None:
@@ -285,14 +299,14 @@ class InnerCompile:
         graph: LiveGraph,
         sizes: SizeInputs,
         outside: UnsafeOperator | None,
-        lines: DynamoLines,
-        key: str,
+        entry: Entry,
     ) -> None:
         """Store what is known of a graph for processes that will not trace it. Without it they
         do."""
         what = "its description beside the cache"
+        assert self.lines is not None
         try:
-            store_companion(graph, sizes, outside, lines, key)
+            store_companion(graph, sizes, outside, self.lines, entry)
         except OSError as error:
             why = _torch_compat.why_not_stored(error)
             RUNTIME.ledger.not_stored(graph.record.id, what, why)
@@ -302,12 +316,25 @@ class InnerCompile:
         except Exception as error:
             RUNTIME.ledger.fallback(graph.record.id, f"storing {what}", error)
 
-    def forward_metadata(self) -> ViewAndMutationMeta | None:
-        """AOTAutograd's metadata of the forward that was compiled last; None if there is none, or
-        it is unknown."""
+    def forward_metadata(self, torchs: Any) -> ViewAndMutationMeta | None:
+        """AOTAutograd's metadata of the forward that was compiled last; None if there is none, it
+        is unknown, or not what torch has now.
+
+        Args:
+            torchs: torch's metadata of the forward, as torch's own wrapper gets it.
+        """
         forward = self._forward_graph
         found = forward.record.description if forward is not None else None
-        return None if found is None or found.unreadable else found.metadata
+        if found is None or found.unreadable or view_and_mutation_meta(torchs) != found.metadata:
+            return None
+        return found.metadata
+
+    def _run_without_graph(self, box: Any, reason: str, graph: int | None = None) -> None:
+        """Keep a graph from being captured, and its backward, which would take what has another
+        address each time."""
+        if self.graphs:
+            _torch_compat.switch_off(box)
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph, reason)
 
     def _in_trees(
         self,
@@ -323,10 +350,8 @@ class InnerCompile:
         if record.kind is GraphKind.FORWARD:
             self._forward_box = box
         if why := record.description.unreadable:
-            # What its backward would take has another address each time: that runs without, too.
-            _torch_compat.switch_off(box)
             reason = f"what it takes and returns is not known: {why}"
-            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, reason)
+            self._run_without_graph(box, reason, record.id)
             return []
         of_forward = record.kind is GraphKind.BACKWARD and box is not None
         return [

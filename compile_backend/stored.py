@@ -12,6 +12,7 @@ loaded there.) Remote caches do not have it: a graph from there is compiled agai
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from typing import Generic, TypeVar
 
@@ -26,7 +27,11 @@ _PYTHON = importlib.util.MAGIC_NUMBER.hex()[:4]
 
 
 class Stored(Generic[T]):
-    """One kind of what is stored for graphs in Inductor's cache, by their keys there.
+    """One kind of what is stored for graphs in Inductor's cache.
+
+    A thing is found by all that it depends on: the graph's key in that cache alone is not enough.
+    One key can have several graphs, for sizes that their guards tell apart, and one graph can be
+    a part of several programs.
 
     Args:
         name: of the kind, with the version of its form.
@@ -38,22 +43,26 @@ class Stored(Generic[T]):
         self._type = type
         self._encoder = msgspec.msgpack.Encoder()
 
-    def write(self, value: T, key: str) -> None:
-        """Keeps ``value`` for the graph ``key``.
+    def _key(self, depends_on: tuple[str, ...]) -> str:
+        return hashlib.sha256(repr(depends_on).encode()).hexdigest() + self._suffix
+
+    def write(self, value: T, *depends_on: str) -> None:
+        """Keeps ``value`` for what has all of ``depends_on``.
 
         Raises:
             OSError: the folder cannot be written.
         """
-        _torch_compat.write_to_cache(key + self._suffix, self._encoder.encode(value))
+        _torch_compat.write_to_cache(self._key(depends_on), self._encoder.encode(value))
 
-    def read(self, key: str) -> T | None:
-        """The value for the graph ``key``; None if there is none that is whole."""
-        for content in _torch_compat.read_from_cache(key + self._suffix):
+    def read(self, *depends_on: str) -> T | None:
+        """The value for what has all of ``depends_on``; None if there is none that is whole."""
+        key = self._key(depends_on)
+        for content in _torch_compat.read_from_cache(key):
             try:
                 found = msgspec.msgpack.decode(content, type=self._type)
             except msgspec.MsgspecError:
                 continue
             # Known to torch again, since this process may be the one whose artifacts are saved.
-            _torch_compat.record_for_saving(key + self._suffix, content)
+            _torch_compat.record_for_saving(key, content)
             return found
         return None

@@ -38,8 +38,8 @@ from . import _torch_compat as compat
 from .session.ledger import Ledger
 from .stages.describe._torch_compat import is_backward_state
 
-Describe = Callable[[], "ViewAndMutationMeta | None"]
-"""Gives AOTAutograd's metadata of the forward that was compiled last, None if there is none."""
+Describe = Callable[[Any], "ViewAndMutationMeta | None"]
+"""Takes torch's metadata of a forward and gives our own of the same; None if there is none."""
 
 Call = Callable[[list[Any]], Any]
 """A wrapper: takes a list of inputs, which it may empty, and returns a list of outputs."""
@@ -100,7 +100,9 @@ def _install() -> None:
                 return torchs(compiled_fn)
             keep = bool(aot_config.keep_inference_input_mutations)
             try:
-                call = _straight(self, compiled_fn, _compiling.describe(), keep, torchs)
+                call = _straight(
+                    self, compiled_fn, _compiling.describe(runtime_metadata), keep, torchs
+                )
             except NotStraight:
                 return torchs(compiled_fn)
             except Exception as error:

@@ -8,11 +8,11 @@ by Dynamo alone, and what stands around a compilation is not asked. What torch d
 for the forward and the backward, then ``post_compile`` for both. memprof stands around the two.
 
 What it would have learned from the graph stands in a companion of the entry (``companion.py``),
-under the key of Inductor's entry and a digest of what AOTAutograd's key leaves out. ``load`` looks
-for it first: without a companion that is whole, of this version and of this program's names, the
-hit is taken as a miss, before anything was set. Nothing is ever named by another program's names.
-Where torch is told that a miss is an error (``strict_autograd_cache``, ``strict_precompile``), the
-graph runs without names instead.
+which is found by AOTAutograd's key, Inductor's, the generated code, and a digest of what these
+leave out. ``load`` looks for it: without a companion that is whole, of this version and of this
+program's names, the hit is taken as a miss, before anything was set. Nothing is ever named, or
+decided, by another program's. Where torch is told that a miss is an error
+(``strict_autograd_cache``, ``strict_precompile``), the graph runs as plain Inductor code instead.
 
 ``post_compile`` runs inside of the stages that stand around a compilation: so CUDA graphs, their
 static and mutated inputs, and partitions are what Inductor's own ``post_compile`` finds in the
@@ -61,29 +61,47 @@ def serving_hits(inner: InnerCompile) -> Iterator[None]:
 def _install() -> None:
     """Stand around what loads entries, once a process."""
     with _INSTALL:
+        caches = _torch_compat.autograd_cache_module()
+        if not hasattr(caches.autograd_cache_key, "_memprof"):
+            caches.autograd_cache_key = _noting(caches.autograd_cache_key)
         for loadable in _torch_compat.aot_loadables():
             if not hasattr(loadable.load, "_memprof"):
                 loadable.load = _loading(loadable.load)
                 loadable.post_compile = _finishing(loadable.post_compile)
 
 
+def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def autograd_cache_key(*args: Any, **kwargs: Any) -> Any:
+        found = plain(*args, **kwargs)
+        inner: InnerCompile | None = getattr(_compiling, "inner", None)
+        if inner is not None:
+            inner.traced_key = found[0]
+        return found
+
+    autograd_cache_key._memprof = True  # type: ignore[attr-defined]
+    return autograd_cache_key
+
+
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def load(self: Any, example_inputs: Any) -> Any:
         inner: InnerCompile | None = getattr(_compiling, "inner", None)
+        found = plain(self, example_inputs)
         if inner is not None:
-            self._memprof_known = _known(inner, _torch_compat.key_of_loadable(self))
+            self._memprof_known = _known(inner, found)
             if self._memprof_known is None and not _torch_compat.misses_are_errors():
                 raise _torch_compat.aot_cache_miss("memprof does not know this entry's graphs")
-        return plain(self, example_inputs)
+        return found
 
     load._memprof = True  # type: ignore[attr-defined]
     return load
 
 
-def _known(inner: InnerCompile, key: str | None) -> Known | None:
+def _known(inner: InnerCompile, compiled: Any) -> Known | None:
     try:
-        return companions.load(key, inner.lines) if key and inner.lines else None
+        entry = inner.entry_of(compiled)
+        return companions.load(entry, inner.lines) if entry and inner.lines else None
     except Exception as error:
         RUNTIME.ledger.fallback(None, "reading what is stored beside AOTAutograd's cache", error)
         return None

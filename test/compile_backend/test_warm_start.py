@@ -330,6 +330,70 @@ def test_sizes_that_vary_are_read_off_as_before() -> None:
     assert [p.key for p in hit.profile.graphs[0].programs] == [(8,), (16,)]
 
 
+def compiled_anew(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+    """The function as a process of its own compiles it: only what is on the disk is known."""
+    torch._dynamo.reset()
+    counters.clear()
+    return torch.compile(function, backend="memprof", **how)
+
+
+def test_one_key_of_inductor_has_several_graphs() -> None:
+    # GIVEN sizes that Inductor tells apart by guards alone
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.adaptive_avg_pool2d(x, 3) + 1
+
+    inputs = [torch.rand(2, 3, n, n) for n in (8, 9, 12)]
+    for _ in range(3):
+        compiled = compiled_anew(pooled, dynamic=True)
+        for x in inputs:
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), pooled(x))
+    assert counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def test_one_graph_of_inductor_is_a_part_of_several_programs() -> None:
+    def both(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a * 2, b * 3
+
+    # GIVEN a forward that is the same whichever of two inputs asks for a gradient
+    for _ in range(3):
+        compiled = compiled_anew(both)
+        for first in (True, False):
+            a = torch.ones(4, requires_grad=first)
+            b = torch.ones(4, requires_grad=not first)
+            for _ in range(3):
+                a.grad = b.grad = None
+                y, z = compiled(a, b)
+                assert (y.requires_grad, z.requires_grad) == (first, not first)
+                (5 * y.sum() + 7 * z.sum()).backward()
+                expected = torch.full((4,), 10.0 if first else 21.0)
+                assert torch.equal(a.grad if first else b.grad, expected)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 2
+
+
+def test_what_leaves_no_trace_in_a_graph_is_told_apart() -> None:
+    def first(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = x.sin(), x.cos()
+        d = a.detach()
+        return d, b
+
+    def second(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = x.sin(), x.cos()
+        d = b.detach()
+        return a, d
+
+    for function, learns in [(first, (False, True)), (second, (True, False))] * 2:
+        compiled = compiled_anew(function)
+        for _ in range(3):
+            x = torch.arange(4.0, requires_grad=True)
+            out = compiled(x)
+            assert tuple(o.requires_grad for o in out) == learns
+            out[learns.index(True)].sum().backward()
+            expected = -x.sin() if learns[1] else x.cos()
+            torch.testing.assert_close(x.grad, expected.detach())
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
 @pytest.mark.simgpu
 def test_a_hit_is_cut_into_the_same_parts() -> None:
     def run() -> Run:

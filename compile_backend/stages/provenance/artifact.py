@@ -44,28 +44,26 @@ class Artifact:
     buffers: dict[str, BufferProvenance] = field(default_factory=dict)
     code: WrapperCode = field(default_factory=WrapperCode)
 
-    def with_texts(self, source: str) -> Artifact:
-        """A stored artifact with the texts of its statements, taken from the code's ``source``."""
-        return replace(self, code=self.code.with_texts(source))
-
 
 STORED = Stored(f"provenance-{VERSION}", Artifact)
 
 
-def store(artifact: Artifact, key: str) -> None:
-    """Keeps the artifact beside the entry ``key`` of Inductor's cache.
+def store(artifact: Artifact, key: str, source: str) -> None:
+    """Keeps the artifact of the graph that has ``key`` in Inductor's cache, and whose generated
+    code is ``source``.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    STORED.write(replace(artifact, code=artifact.code.without_texts()), key)
+    STORED.write(replace(artifact, code=artifact.code.without_texts()), key, source)
 
 
 def load(key: str, source: str) -> Artifact | None:
-    """The artifact of the entry ``key``, whose generated code is ``source``; None if there is none,
-    or a damaged one: the graph is compiled again and stored anew."""
-    found = STORED.read(key)
-    return found and found.with_texts(source)
+    """The artifact of the graph that has ``key`` in Inductor's cache, and whose generated code is
+    ``source``; None if there is none, or a damaged one: the graph is compiled again and stored
+    anew."""
+    found = STORED.read(key, source)
+    return found and replace(found, code=found.code.with_texts(source))
 
 
 # --- made from Inductor's GraphLowering: layouts, and the FX nodes behind each buffer -------

@@ -17,6 +17,7 @@ may not differ: their names, modules, and the names and roles of what the graph 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from memprof.profiler.sources.allocator.where import line_of_caller, source_of
 from ..describe.graph_io import user_frame
 
 Stack = tuple[SourceFrame, ...]
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 class DynamoLines:
@@ -64,7 +67,8 @@ class DynamoLines:
                 module_of_node = innermost_module(node.meta.get("nn_module_stack"))
                 add(parse_stack_trace(text), user_frame(text), node.name, module_of_node)
         for value in inputs:
-            digest.update(repr(value).encode())
+            # A key of a dictionary that is an object is known by its address.
+            digest.update(_ADDRESS.sub("", repr(value)).encode())
         self.digest = digest.hexdigest()[:32]
         self._stack_of = list(self._stacks)
         self._frame_of = list(self._frames)

@@ -83,11 +83,11 @@ class AttributeStage(CompileStage):
 
     def _describe(self, compiled: Any, key: str | None) -> Artifact:
         artifact = describe_lowerings(self._lowerings, self.graph.aot_nodes)
-        code = read_wrapper(_torch_compat.source_code(compiled))
-        artifact = dataclasses.replace(artifact, code=code)
+        source = _torch_compat.source_code(compiled)
+        artifact = dataclasses.replace(artifact, code=read_wrapper(source))
         if key is not None:
             try:
-                artifacts.store(artifact, key)
+                artifacts.store(artifact, key, source)
             except OSError as error:
                 RUNTIME.ledger.not_stored(
                     self.graph.record.id,
@@ -109,10 +109,8 @@ class AttributeStage(CompileStage):
             record.id,
             "found in Inductor's cache, but its provenance was not beside it",
         )
-        cached = compiled
-        with _torch_compat.compiling_again():
+        with _torch_compat.compiling_again(key):
             compiled = self.compile_again()
-        _torch_compat.share_cache_key(compiled, cached)
         if not self._lowerings:
             # Compiled in another process, or by a compiler that has no scheduler.
             RUNTIME.ledger.add(
@@ -121,7 +119,7 @@ class AttributeStage(CompileStage):
                 "the compiler did not show its buffers to this process",
             )
             return compiled, Artifact(code=read_wrapper(_torch_compat.source_code(compiled)))
-        return compiled, self._describe(compiled, key)
+        return compiled, self._describe(compiled, _torch_compat.cache_key(compiled))
 
 
 # --- artifact + AOT nodes of this process → what a profile holds --------------------------

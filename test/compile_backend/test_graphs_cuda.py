@@ -13,7 +13,7 @@ from rendering import render_text
 from torch import nn
 
 import memprof
-from memprof.compile_backend.stages.observe import stage
+from memprof import cudagraph_trees
 from memprof.cudagraph_trees.call.container import all_managers
 from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.live.attribution import Attribution
@@ -273,7 +273,7 @@ def test_only_graphs_in_parts_tell_what_they_are_given(monkeypatch: pytest.Monke
         told.append(call)
         return call
 
-    monkeypatch.setattr(stage, "tell_what_is_given", noted)
+    monkeypatch.setattr(cudagraph_trees, "tell_what_is_given", noted)
     x = torch.ones(4, device="cuda")
     # WHEN a graph is one partition
     torch.compile(lambda x: (x * 2 + 1).sum(0), backend="memprof")(x)

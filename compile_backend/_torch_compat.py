@@ -108,6 +108,12 @@ def misses_are_errors() -> bool:
     return bool(strict or getattr(dynamo_config, "strict_precompile", False))
 
 
+def is_marked_static(placeholder: torch.fx.Node) -> bool:
+    """Tells whether an input of a Dynamo graph was given to ``mark_static_address``."""
+    known = placeholder.meta.get("tensor_dict") or {}
+    return known.get("_dynamo_static_input_type") is not None
+
+
 @contextlib.contextmanager
 def tagged_keys(tag: str) -> Iterator[None]:
     """Gives keys of caches a tag more."""

@@ -52,7 +52,8 @@ def serving_hits(inner: InnerCompile) -> Iterator[None]:
     outer = getattr(_compiling, "inner", None)
     _compiling.inner = inner
     try:
-        with _torch_compat.tagged_keys(KEY_TAG):
+        static = inner.lines.static if inner.lines is not None else ()
+        with _torch_compat.tagged_keys(f"{KEY_TAG}{static or ''}"):
             yield
     finally:
         _compiling.inner = outer

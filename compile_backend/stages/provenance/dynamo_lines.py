@@ -27,6 +27,7 @@ from memprof.profiler.live.stack_text import innermost_module, parse_stack_trace
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.sources.allocator.where import line_of_caller, source_of
 
+from ..._torch_compat import is_marked_static
 from ..describe.graph_io import user_frame
 
 Stack = tuple[SourceFrame, ...]
@@ -44,10 +45,14 @@ class DynamoLines:
     Attributes:
         caller: innermost line of the program that is calling the compiled function now, None if
             there is none; a node without a line of its own has this one.
+        static: positions of inputs whose address the program says will stay. AOTAutograd's key
+            leaves them out, though what it keeps depends on them.
         digest: hexadecimal, the same where numbers mean the same nodes.
     """
 
     def __init__(self, gm: GraphModule, inputs: Sequence[object]) -> None:
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        self.static = [i for i, node in enumerate(placeholders) if is_marked_static(node)]
         self.caller = source_of(line_of_caller())
         self._stacks: dict[Stack, int] = {}
         self._frames: dict[str | None, int] = {}

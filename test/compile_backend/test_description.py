@@ -185,7 +185,7 @@ def test_a_tangents_format_is_what_the_backward_gets(stride: tuple[int, int]) ->
     ledger = Ledger()
 
     def backend(gm: Any, inputs: Any) -> Any:
-        with calls.straight_calls(ledger, inputs, lambda: metadata[-1]):
+        with calls.straight_calls(ledger, inputs, lambda torchs: metadata[-1]):
             return through(gm, inputs)
 
     x = torch.ones(2, 3, requires_grad=True)

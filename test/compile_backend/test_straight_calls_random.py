@@ -134,7 +134,7 @@ def test_random_programs(part: int, made: list[str]) -> None:
     through: Any = aot_autograd(fw_compiler=forward, bw_compiler=nop)
 
     def past(gm: Any, inputs: Any) -> Any:
-        with calls.straight_calls(ledger, inputs, lambda: described[-1]):
+        with calls.straight_calls(ledger, inputs, lambda torchs: described[-1]):
             return through(gm, inputs)
 
     for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):

@@ -64,7 +64,7 @@ def without_place(profile: Profile) -> Profile:
         return dataclasses.replace(node, stack=stack)
 
     for graph in profile.graphs:
-        graph.code_path, graph.metadata = None, {}
+        graph.code_path = None
         graph.nodes = {name: moved(node) for name, node in graph.nodes.items()}
         graph.description = dataclasses.replace(
             graph.description,

@@ -49,7 +49,7 @@ class Companion:
     outside_frame: int
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """A compiled graph as a part of an entry of AOTAutograd's cache.
 
     Attributes:
@@ -72,7 +72,7 @@ def store(
     sizes: SizeInputs,
     outside: UnsafeOperator | None,
     lines: DynamoLines,
-    entry: Entry,
+    entry: CacheEntry,
 ) -> None:
     """Keeps what is known of ``graph``, which is a part of ``entry``.
 
@@ -106,7 +106,7 @@ class Known(NamedTuple):
     artifact: Artifact
 
 
-def load(entry: Entry, lines: DynamoLines) -> Known | None:
+def load(entry: CacheEntry, lines: DynamoLines) -> Known | None:
     """What is known of a part of ``entry``, which a Dynamo graph with these lines has; None if some
     of it is missing or damaged."""
     found = STORED.read(*entry, lines.digest)

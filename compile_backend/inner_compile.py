@@ -29,7 +29,7 @@ from memprof.profiler.model import (
 )
 
 from . import _torch_compat
-from .companion import Entry, Known, restored
+from .companion import CacheEntry, Known, restored
 from .companion import store as store_companion
 from .options import Options
 from .session.runtime import FORWARDS, RUNTIME, LiveGraph
@@ -219,12 +219,12 @@ class InnerCompile:
         self._check_graphed(graph.record, stages)
         return finished
 
-    def entry_of(self, compiled: Any) -> Entry | None:
+    def entry_of(self, compiled: Any) -> CacheEntry | None:
         """Where a compiled graph stands in AOTAutograd's cache; None if it has no place there."""
         key = _torch_compat.cache_key(compiled)
         if key is None or not self.traced_key:
             return None
-        return Entry(self.traced_key, key, _torch_compat.source_code(compiled))
+        return CacheEntry(self.traced_key, key, _torch_compat.source_code(compiled))
 
     def _restored(self, known: Known | None, compiled: Any) -> LiveGraph:
         """The graph of a hit, with its nodes and buffers."""
@@ -299,7 +299,7 @@ class InnerCompile:
         graph: LiveGraph,
         sizes: SizeInputs,
         outside: UnsafeOperator | None,
-        entry: Entry,
+        entry: CacheEntry,
     ) -> None:
         """Store what is known of a graph for processes that will not trace it. Without it they
         do."""

@@ -118,7 +118,6 @@ def _compile(
         inductor=inductor,
         not_graphed=not_graphed,
         lines=lines,
-        stores=warm,
     )
     with contextlib.ExitStack() as stack:
         if own.straight_calls:

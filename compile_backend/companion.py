@@ -110,8 +110,10 @@ def load(entry: CacheEntry, lines: DynamoLines) -> Known | None:
     """What is known of a part of ``entry``, which a Dynamo graph with these lines has; None if some
     of it is missing or damaged."""
     found = STORED.read(*entry, lines.digest)
+    if found is None:
+        return None
     artifact = artifacts.load(entry.graph, entry.source)
-    if found is None or artifact is None:
+    if artifact is None:
         return None
     outputs = zip(found.description.outputs, found.frames, strict=True)
     companion = replace(

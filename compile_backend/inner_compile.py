@@ -89,10 +89,10 @@ class InnerCompile:
         inductor: options of Inductor that were given to this compilation.
         not_graphed: why there will be no graph, though the settings want one.
         lines: of the Dynamo graph; None where they could not be read.
-        stores: whether what is learned is stored for later processes: Note [Warm starts].
 
     Attributes:
-        traced_key: the graph's key in AOTAutograd's cache, None where that has not made one.
+        traced_key: the graph's key in AOTAutograd's cache: Note [Warm starts]. None where that has
+            not made one, and then nothing is stored for later processes.
     """
 
     options: Options
@@ -103,7 +103,6 @@ class InnerCompile:
     inductor: Mapping[str, Any]
     not_graphed: str
     lines: DynamoLines | None
-    stores: bool
     traced_key: str | None = field(default=None, init=False)
     _forward: GraphIO | None = field(default=None, init=False)
     _forward_graph: LiveGraph | None = field(default=None, init=False)
@@ -168,10 +167,10 @@ class InnerCompile:
             aot_id = self._read(graph.record.id, what, _torch_compat.aot_id, None)
             if aot_id is not None:
                 FORWARDS[aot_id] = graph
-        entry = self.entry_of(compiled) if self.stores else None
+        entry = self.entry_of(compiled)
         if entry is not None and not graph.record.description.unreadable:
             self._store(graph, sizes, outside, entry)
-        self._add(graph, stages)
+        self._add(graph)
         RUNTIME.ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,
@@ -198,11 +197,9 @@ class InnerCompile:
         given = {**fx_config, "cudagraphs": _torch_compat.no_cudagraphs()}
         try:
             graph = self._restored(known, compiled)
-            sizes = known.companion.sizes if known is not None else SizeInputs()
+            sizes = known.companion.sizes if known is not None else None
             outside = known.companion.outside if known is not None else None
             stages = self._stages(graph, sizes, outside, fx_config.get("cudagraphs"), given)
-            if known is None:
-                stages = stages[1:]  # nothing can be said of what its calls allocate
             how = _torch_compat.how_compiled(compiled)
             stages.append(RecordStage(graph.record, graph.record.kind, how))
         except Exception as error:
@@ -213,7 +210,7 @@ class InnerCompile:
             stages, lambda: post_compile(given), self._on_failure(graph.record)
         )
         self._hits.append(graph)
-        self._add(graph, stages)
+        self._add(graph)
         found = "found in AOTAutograd's cache"
         RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, found)
         self._check_graphed(graph.record, stages)
@@ -229,7 +226,7 @@ class InnerCompile:
     def _restored(self, known: Known | None, compiled: Any) -> LiveGraph:
         """The graph of a hit, with its nodes and buffers."""
         id_ = RUNTIME.new_graph_id()
-        compile_id = self._read(id_, "Dynamo's id of a frame", _torch_compat.compile_id, None)
+        compile_id = self._compile_id(id_)
         if known is None:
             why = "it came from a cache, and what describes it was not beside it"
             RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, id_, why)
@@ -251,7 +248,7 @@ class InnerCompile:
     def _stages(
         self,
         graph: LiveGraph,
-        sizes: SizeInputs,
+        sizes: SizeInputs | None,
         outside: UnsafeOperator | None,
         box: Any,
         given: dict[str, Any],
@@ -259,6 +256,7 @@ class InnerCompile:
         """The stages around a graph, the first outermost.
 
         Args:
+            sizes: None where nothing can be said of what its calls allocate.
             box: Inductor's own, which says whether it may capture.
             given: what Inductor finishes the graph with, which gets that box in graph trees.
         """
@@ -268,11 +266,13 @@ class InnerCompile:
         if record.kind is GraphKind.FORWARD:
             self._forward_graph = graph
         models: list[ObservableModel] = []
-        observe = ObserveStage(graph, self.options, sizes, models if self.graphs else None)
         trees = self._in_trees(record, outside, box, given, models)
+        if sizes is None:
+            return [*trees]
+        observe = ObserveStage(graph, self.options, sizes, models if self.graphs else None)
         return [observe, *trees]
 
-    def _add(self, graph: LiveGraph, stages: Sequence[CompileStage]) -> None:
+    def _add(self, graph: LiveGraph) -> None:
         # Complete now: other threads make profiles, and write them, at any time.
         RUNTIME.add(graph)
         if self.not_graphed:
@@ -376,11 +376,12 @@ class InnerCompile:
             RUNTIME.ledger.unknown(graph, what, error)
             return neutral
 
+    def _compile_id(self, graph: int) -> str | None:
+        return self._read(graph, "Dynamo's id of a frame", _torch_compat.compile_id, None)
+
     def _new_record(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""
         id_ = RUNTIME.new_graph_id()
-        read = functools.partial(self._read, id_)
-
         try:
             found = _torch_compat.forward_metadata()
             on_unknown = functools.partial(RUNTIME.ledger.unknown, id_)
@@ -401,6 +402,6 @@ class InnerCompile:
             id=id_,
             # A captured backward is a plain function to AOTAutograd: captured_backward_io.py.
             kind=GraphKind.BACKWARD if self.captured_nodes is not None else kind,
-            compile_id=read("Dynamo's id of a frame", _torch_compat.compile_id, None),
+            compile_id=self._compile_id(id_),
             description=io.description,
         )

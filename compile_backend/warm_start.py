@@ -25,10 +25,11 @@ Inductor's has no companion, and would be taken as a miss each time.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from memprof.profiler.sources.allocator.replaced import Undo, replace
 
 from . import _torch_compat
 from . import companion as companions
@@ -43,6 +44,8 @@ KEY_TAG = f"memprof-{artifacts.VERSION}-{companions.VERSION}"
 _compiling = threading.local()
 """``inner``: the inner compile of the graph that this thread compiles; not set: none of ours."""
 _INSTALL = threading.Lock()
+_installed: list[Undo] = []
+"""What takes back the functions of torch that are replaced; empty until they are."""
 
 
 @contextlib.contextmanager
@@ -60,19 +63,17 @@ def serving_hits(inner: InnerCompile) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Stand around what loads entries, once a process."""
+    """Stand around what makes keys of entries and loads them, once a process."""
     with _INSTALL:
-        caches = _torch_compat.autograd_cache_module()
-        if not hasattr(caches.autograd_cache_key, "_memprof"):
-            caches.autograd_cache_key = _noting(caches.autograd_cache_key)
-        for loadable in _torch_compat.aot_loadables():
-            if not hasattr(loadable.load, "_memprof"):
-                loadable.load = _loading(loadable.load)
-                loadable.post_compile = _finishing(loadable.post_compile)
+        if not _installed:
+            caches = _torch_compat.autograd_cache_module()
+            _installed.append(replace([caches], "autograd_cache_key", _noting))
+            for loadable in _torch_compat.aot_loadables():
+                _installed.append(replace([loadable], "load", _loading))
+                _installed.append(replace([loadable], "post_compile", _finishing))
 
 
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
     def autograd_cache_key(*args: Any, **kwargs: Any) -> Any:
         found = plain(*args, **kwargs)
         inner: InnerCompile | None = getattr(_compiling, "inner", None)
@@ -80,12 +81,10 @@ def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
             inner.traced_key = found[0]
         return found
 
-    autograd_cache_key._memprof = True  # type: ignore[attr-defined]
     return autograd_cache_key
 
 
 def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
     def load(self: Any, example_inputs: Any) -> Any:
         inner: InnerCompile | None = getattr(_compiling, "inner", None)
         found = plain(self, example_inputs)
@@ -95,7 +94,6 @@ def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
                 raise _torch_compat.aot_cache_miss("memprof does not know this entry's graphs")
         return found
 
-    load._memprof = True  # type: ignore[attr-defined]
     return load
 
 
@@ -109,7 +107,6 @@ def _known(inner: InnerCompile, compiled: Any) -> Known | None:
 
 
 def _finishing(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
     def post_compile(self: Any, result: Any, fx_config: Any) -> Any:
         inner: InnerCompile | None = getattr(_compiling, "inner", None)
         if inner is None:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from memprof.profiler.support.lazy_names import name_from
 
 if TYPE_CHECKING:
     from .call.container import (
@@ -40,9 +41,4 @@ _HOMES = ("settings", "call.container", "call.entry", "call.inductor")
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for home in _HOMES:
-            found = getattr(import_module(f"{__name__}.{home}"), name, None)
-            if found is not None:
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return name_from(__name__, _HOMES if name in __all__ else (), name)

@@ -7,8 +7,9 @@ a process that compiles needs those of graphs and programs alone.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from memprof.profiler.support.lazy_names import name_from
 
 if TYPE_CHECKING:
     from .aot_metadata import *
@@ -44,10 +45,5 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> Any:
-    if not name.startswith("_"):
-        for home in _HOMES:
-            found = getattr(import_module(f"{__name__}.{home}"), name, None)
-            if found is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = name_from(__name__, () if name.startswith("_") else _HOMES, name)
+    return found

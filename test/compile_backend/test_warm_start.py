@@ -311,30 +311,35 @@ def test_a_failure_to_read_is_a_miss(
     assert "memprof is broken here" in reason
 
 
-def test_sizes_that_vary_are_read_off_as_before() -> None:
-    def run() -> Run:
-        torch._dynamo.reset()
-        counters.clear()
-        compiled = torch.compile(
-            lambda x: x.sin() + 1, backend="memprof", dynamic=True, options={"max_programs": 2}
-        )
-        with memprof.profile() as session:
-            results = [compiled(torch.ones(n)) for n in (8, 16, 8, 24)]
-        hits = counters["aot_autograd"]["autograd_cache_hit"]
-        return Run(session.profile(), results, hits)
-
-    miss = run()
-    hit = run()
-    assert (miss.hits, hit.hits) == (0, 1)
-    assert_same(hit, miss)
-    assert [p.key for p in hit.profile.graphs[0].programs] == [(8,), (16,)]
-
-
 def compiled_anew(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
     """The function as a process of its own compiles it: only what is on the disk is known."""
     torch._dynamo.reset()
     counters.clear()
     return torch.compile(function, backend="memprof", **how)
+
+
+def run_of(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], **how: Any) -> Run:
+    """Calls a function once a step with each of ``inputs``, as in a process of its own."""
+    compiled = compiled_anew(function, **how)
+    with memprof.profile() as session:
+        results = []
+        for x in inputs:
+            torch.compiler.cudagraph_mark_step_begin()
+            results.append(compiled(x).clone())
+    return Run(session.profile(), results, counters["aot_autograd"]["autograd_cache_hit"])
+
+
+def test_sizes_that_vary_are_read_off_as_before() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    inputs = [torch.ones(n) for n in (8, 16, 8, 24)]
+    how = {"dynamic": True, "options": {"max_programs": 2}}
+    miss = run_of(function, inputs, **how)
+    hit = run_of(function, inputs, **how)
+    assert (miss.hits, hit.hits) == (0, 1)
+    assert_same(hit, miss)
+    assert [p.key for p in hit.profile.graphs[0].programs] == [(8,), (16,)]
 
 
 def test_one_key_of_inductor_has_several_graphs() -> None:
@@ -396,26 +401,14 @@ def test_what_leaves_no_trace_in_a_graph_is_told_apart() -> None:
 
 @pytest.mark.simgpu
 def test_a_hit_is_cut_into_the_same_parts() -> None:
-    def run() -> Run:
-        torch._dynamo.reset()
-        counters.clear()
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        z = y.cpu().cos().to(x.device)
+        return z.exp() + y
 
-        def function(x: torch.Tensor) -> torch.Tensor:
-            y = x.sin()
-            z = y.cpu().cos().to(x.device)
-            return z.exp() + y
-
-        compiled = torch.compile(function, backend="memprof")
-        with memprof.profile() as session:
-            results = []
-            for _ in range(5):
-                torch.compiler.cudagraph_mark_step_begin()
-                results.append(compiled(torch.arange(8.0, device="cuda")).clone())
-        hits = counters["aot_autograd"]["autograd_cache_hit"]
-        return Run(session.profile(), results, hits)
-
-    miss = run()
-    hit = run()
+    inputs = [torch.arange(8.0, device="cuda") for _ in range(5)]
+    miss = run_of(function, inputs)
+    hit = run_of(function, inputs)
     assert (miss.hits, hit.hits) == (0, 1)
     assert_same(hit, miss)
     assert hit.reasons(LedgerKind.NOT_GRAPHED) == miss.reasons(LedgerKind.NOT_GRAPHED)

@@ -231,7 +231,8 @@ def rows(
         )
         if line is not None:
             lines[same] = line
-        low, high = max((i for i, t in by_index.items() if row.holds(t)), default=-1), best + 1
+        low = max((i for i, t in by_index.items() if row.holds(t)), default=-1)
+        high = best + 1
         if low < best:
             high = best
         while 0 <= low < high - 1:

@@ -260,7 +260,9 @@ def _number(text: str, option: str) -> int:
 
 
 def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
-    failure, account, refusal = s.outcome.failure, s.account, s.outcome.refusal
+    failure = s.outcome.failure
+    account = s.account
+    refusal = s.outcome.refusal
     if failure is not None and not (failure.out_of_memory or refusal):
         first = failure.message.partition("\n")[0]
         raise ScriptFailed(f"{failure.kind}: {first}", failure.trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -73,13 +74,16 @@ class GraphSizes:
             return
         self._installed = True
         graph: Any = torch.cuda.CUDAGraph
-        begin, end, reserved = graph.capture_begin, graph.capture_end, torch.cuda.memory_reserved
+        begin: Callable[..., None] = graph.capture_begin
+        end: Callable[..., None] = graph.capture_end
+        reserved = torch.cuda.memory_reserved
         before = kernels = 0
 
         @functools.wraps(begin)
         def capture_begin(*args: Any, **kwargs: Any) -> None:
             nonlocal before, kernels
-            before, kernels = reserved(), control.kernels(which="captured")
+            before = reserved()
+            kernels = control.kernels(which="captured")
             begin(*args, **kwargs)
 
         @functools.wraps(end)
@@ -112,3 +116,8 @@ def read(value: Callable[[], _T], missing: Any = None) -> Any:
         return value()
     except Exception:
         return missing
+
+
+def name_of(engine: str, package: str) -> str:
+    """An engine's name with its version, where ``package``, which is imported, says one."""
+    return f"{engine} {read(lambda: sys.modules[package].__version__, '')}".strip()

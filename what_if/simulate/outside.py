@@ -10,10 +10,11 @@ when ``take`` is called. NCCL's buffers are added to an account alone.
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from memprof.profiler.model import Outside
 from memprof.simulated_cuda import control
@@ -27,11 +28,7 @@ _allocated: Counter[str] = Counter()
 @functools.cache
 def estimates() -> dict[str, Outside]:
     """Returns the rows of ``outside.toml`` by key."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    rows = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
+    rows = msgspec.toml.decode(_ROWS.read_bytes())
     return {k: Outside(r["what"], r["bytes"], True, r["source"]) for k, r in rows.items()}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-from .engine_memory import SIZES, Serving, read
+from .engine_memory import SIZES, Serving, name_of, read
 from .outside import take
 
 _PACKAGE = "sglang.srt.model_executor"
@@ -74,7 +74,7 @@ def serving() -> Serving | None:
     if not _runners:
         return None
     runner = _runners[-1]
-    found = Serving(engine=f"SGLang {read(_version, '')}".strip())
+    found = Serving(engine=name_of("SGLang", "sglang"))
     found.weights = read(lambda: int(runner.weight_load_mem_usage * (1 << 30)))
     found.graphs = read(lambda: int(sum(runner.graph_memory_usage.values()) * (1 << 30)))
     found.graph_sizes = SIZES.rows()
@@ -84,9 +84,3 @@ def serving() -> Serving | None:
     found.longest = read(lambda: int(runner.model_config.context_len))
     found.requests = read(lambda: runner.max_total_num_tokens / runner.model_config.context_len)
     return found
-
-
-def _version() -> str:
-    import sglang  # type: ignore[import-not-found]
-
-    return str(sglang.__version__)

@@ -15,7 +15,7 @@ from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-from .engine_memory import SIZES, Serving, read
+from .engine_memory import SIZES, Serving, name_of, read
 from .outside import take
 
 _METHODS = ("determine_available_memory", "initialize_from_config")
@@ -100,7 +100,7 @@ def serving() -> Serving | None:
     if not _workers:
         return None
     worker = _workers[-1]
-    found = Serving(engine=f"vLLM {read(_version, '')}".strip())
+    found = Serving(engine=name_of("vLLM", "vllm"))
     runner = read(lambda: worker.model_runner)
     found.weights = read(lambda: int(runner.model_memory_usage))
     found.activations = read(lambda: int(worker.peak_activation_memory))
@@ -116,12 +116,6 @@ def serving() -> Serving | None:
     if capacity is not None:
         found.tokens, found.requests = capacity
     return found
-
-
-def _version() -> str:
-    import vllm  # type: ignore[import-not-found]
-
-    return str(vllm.__version__)
 
 
 def _capacity(vllm_config: Any, kv_cache_config: Any) -> tuple[int, float]:

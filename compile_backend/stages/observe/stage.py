@@ -325,7 +325,8 @@ class _ObservedCall:
             if self.compiled is not None:
                 self.record.unobservable = "the generated code has no Python wrapper to observe"
             return self.plain, [m.model for m in self._models]
-        clone, mutated = self._clone(recorder), self.record.description.mutated
+        clone = self._clone(recorder)
+        mutated = self.record.description.mutated
         if not self._models:
             return compat.realign_inputs(clone.call, self.compiled, mutated), []
         own = partition_functions(self.module_globals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -142,9 +142,8 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
     if held:
         columns.append(col.Code("held by", below=True))
     # Those alike in all of this are one row: a leak is many of them.
-    grouped = sorted(Counter(s.largest).items(), key=lambda of: -of[0].nbytes * of[1])
     rows: list[col.Row] = []
-    for t, count in grouped:
+    for t, count in _alike(s.largest):
         nbytes = t.nbytes * count
         holder = (t.holder,) if held else ()
         rows.append((nbytes, nbytes, *_in_words(t, count), *holder))
@@ -155,6 +154,11 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
 
 
 _IN_WORDS = col.alike(col.Text, "device", "dtype", "shape", "what", "made in")
+
+
+def _alike(tensors: Sequence[model.TensorInfo]) -> list[tuple[model.TensorInfo, int]]:
+    """Tensors that are alike as one with their number, those that have most bytes first."""
+    return sorted(Counter(tensors).items(), key=lambda of: -of[0].nbytes * of[1])
 
 
 def _in_words(t: model.TensorInfo, count: int) -> tuple[str, ...]:
@@ -211,8 +215,7 @@ def _left(record: model.TrackerRecord) -> Table:
     ranked = sorted(range(len(every)), key=lambda i: -every[i].left_bytes)
     rows: list[col.Row] = []
     for i in ranked:
-        grouped = sorted(Counter(every[i].left).items(), key=lambda of: -of[0].nbytes * of[1])
-        for t, count in grouped:
+        for t, count in _alike(every[i].left):
             words = _in_words(t, count)
             rows.append((record.path(i), every[i].left_bytes, t.nbytes * count, *words))
     columns = (

@@ -189,7 +189,9 @@ def test_the_order_of_calls_with_their_bytes(tracker: MemoryTracker) -> None:
     assert (mm.depth, mm.self_cpu_bytes, mm.shapes) == (1, 4 * 16 * 4, ((4, 8), (8, 16)))
     starts = [s.start_ns for s in sequence]
     assert starts == sorted(starts)
-    assert record.windows[0].start_ns <= starts[0] <= record.windows[0].end_ns
+    # Torch's clock is the processor's counter set beside ours once: they part by some 10 µs.
+    window, apart_ns = record.windows[0], 1_000_000
+    assert window.start_ns - apart_ns <= starts[0] <= window.end_ns + apart_ns
     # What the sums count stands in the sequence, each call once.
     assert {s.name: s.count for s in record.operators} == Counter(s.name for s in sequence)
     assert sum(s.self_cpu_bytes for s in record.operators) == sum(

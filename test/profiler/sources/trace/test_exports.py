@@ -159,7 +159,7 @@ def test_counters_open_in_perfettos_trace_processor(
 
 
 def test_the_docs_say_which_number_is_which() -> None:
-    text = (Path(__file__).parents[2] / "docs/dataflow.md").read_text()
+    text = (Path(__file__).parents[4] / "docs/dataflow.md").read_text()
     part = text.partition("## What is in the exported files")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d) \| (\d) \| ([a-z ]+) \|$", part, re.MULTILINE)
     theirs = memory_profiler._CATEGORY_TO_INDEX

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TextIO
 
-from .file.profile_file import single_profile
+from .file.profile_file import read_profiles, single_profile
 from .live.devices import check_device, known_devices
 from .model import Profile
-from .sources.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
 from .support.writing import check_writable
 from .views.compare.diff import compare
 from .views.compare.diff_model import ProfileDiff
@@ -150,17 +149,15 @@ class Views:
 
 
 class LoadedProfile(Views):
-    """A profile, or a snapshot, that was read from a file; see ``load``.
+    """A profile that was read from a file; see ``load``.
 
     Attributes:
         path: of the file.
     """
 
-    def __init__(self, path: StrPath, names: Sequence[StrPath] = ()) -> None:
+    def __init__(self, path: StrPath) -> None:
         self.path = os.fspath(path)
-        self._profiles = (
-            [read_named_snapshot(path, names)] if names else read_profiles_or_snapshot(path)
-        )
+        self._profiles = read_profiles(path)
 
     def profiles(self) -> list[Profile]:
         return self._profiles
@@ -196,21 +193,15 @@ class Comparison:
         return _in_notebook(render(of_diff(self.result)))
 
 
-def load(path: StrPath, *, profile: StrPath | None = None) -> LoadedProfile:
-    """Read a profile file, that of a tracker or a merged one too, or a snapshot of torch's
-    allocator (``torch.cuda.memory._dump_snapshot``), of which nothing is executed.
+def load(path: StrPath) -> LoadedProfile:
+    """Read a profile file, that of a tracker or a merged one too.
 
     What cannot be read of it is named in ``Profile.left_out`` and logged.
-
-    Args:
-        path: of the file.
-        profile: for a snapshot: path of the profile of a run of the same code, which names the FX
-            nodes of what generated code asked for.
 
     Raises:
         ProfileError: there is none, or nothing of it can be used; the message says which.
     """
-    return LoadedProfile(path, [profile] if profile is not None else [])
+    return LoadedProfile(path)
 
 
 def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Sequence[str]:

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from memprof.profiler.file.profile_file import single_profile
+from memprof.profiler.file.profile_file import read_profiles, single_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.sources.snapshot.named import read_profiles_or_snapshot
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.text import visible, visible_json
 from memprof.profiler.views.compare.ranks import ranks_of
@@ -199,8 +198,8 @@ def read(path: str) -> Profile:
     """The profile at ``path``; of several ranks the chosen one."""
     rank = chosen_rank()
     if rank is None:
-        return single_profile(read_profiles_or_snapshot(path), path)
-    profiles = read_profiles_or_snapshot(path)
+        return single_profile(read_profiles(path), path)
+    profiles = read_profiles(path)
     ranks = ranks_of(profiles)
     if rank not in ranks:
         raise BadFile(f"{path}: it has no rank {rank}, but {', '.join(map(str, ranks))}")

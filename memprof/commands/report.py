@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import click
 
-from memprof.profiler.file.profile_file import single_profile
+from memprof.profiler.file.profile_file import read_profiles, single_profile
 from memprof.profiler.live.growth import growth, looked
 from memprof.profiler.model import Growth, Profile
-from memprof.profiler.sources.snapshot.named import read_named_snapshot, read_profiles_or_snapshot
 from memprof.profiler.support.text import parse_size, visible
 from memprof.profiler.verbs import report_json, report_style, report_text
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
@@ -74,13 +73,6 @@ def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Sty
 @table_options
 @page_option
 @click.option(
-    "--profile",
-    "names",
-    type=click.Path(),
-    multiple=True,
-    help="Of a run of the same code: names the FX nodes of a snapshot. May be given again.",
-)
-@click.option(
     "--section",
     type=click.Choice(["leaks", "ledger"]),
     help="This alone, and all of it: what grows from step to step, by how much, since when, who "
@@ -100,7 +92,6 @@ def report(
     device: str | None,
     exact: bool,
     output: str | None,
-    names: tuple[str, ...],
     section: str | None,
     fail_on_leaks: bool,
     calls: tuple[int | None, int | None] | None,
@@ -109,19 +100,15 @@ def report(
 
     The last line says what else --full prints; a page (-o) and --json have all of it, too.
 
-    FILE is a profile written by memprof, or by a tracker, or a snapshot of torch's allocator
-    (torch.cuda.memory._dump_snapshot), of which nothing is executed. Of a file of several ranks it
-    compares the ranks; --rank chooses one.
+    FILE is a profile written by memprof, or by a tracker. Of a file of several ranks it compares
+    the ranks; --rank chooses one.
     """
     output = page_path(output, file) if output is not None else None
-    _check_output(output, as_json, file, *names)
+    _check_output(output, as_json, file)
     if section is not None and (full or top or device or output or calls):
         raise click.UsageError(f"--section {section} is all of it: leave the other options out")
     style = replace(style_of(sys.stdout), exact=exact)
-    if names:
-        profiles = [read_named_snapshot(file, names)]
-    else:
-        profiles = read_profiles_or_snapshot(file) if chosen_rank() is None else [read(file)]
+    profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
     if section is not None or fail_on_leaks or calls is not None:
         profile = single_profile(profiles, file)
     if section == "leaks" or fail_on_leaks:

@@ -165,8 +165,6 @@ def _in_account(account: model.DeviceAccount, at: str) -> Iterator[Finding]:
     total = account.explained + account.unexplained
     if total != account.reserved:
         yield f"{at}.reserved", f"{account.reserved} bytes, while its parts have {total}"
-    if account.peak is not None:
-        yield from _in_account(account.peak, f"{at}.peak")
 
 
 def _in_pool(pool: model.GraphPool, at: str) -> Iterator[Finding]:

@@ -49,12 +49,12 @@ _OTHERS = (
     ),
     (
         rb"\APK\x03\x04",
-        "an archive, such as torch.save writes: give a profile, or a snapshot that "
-        "torch.cuda.memory._dump_snapshot wrote",
+        "an archive, such as torch.save writes: give a profile",
     ),
     (
         rb"\A\x80",
-        "a pickle: a snapshot of torch's allocator is read by memprof.load and memprof report",
+        "a pickle: pytorch.org/memory_viz shows a snapshot of torch's allocator; memprof names the "
+        "same bytes with memprof.profile(PATH, eager=True)",
     ),
     (
         rb"\A#!|(?m:^import [\w.]+(?: as \w+)?$|^from [\w.]+ import )",

@@ -129,13 +129,13 @@ def most_unpacked(packed: int, path: StrPath | None) -> float:
     return limit if _given() else min(limit, max(FREE, RATIO * packed))
 
 
-def unpacked(packed: bytes | memoryview, room: float, wbits: int = zlib.MAX_WBITS) -> bytes:
+def unpacked(packed: bytes | memoryview, room: float) -> bytes:
     """Data that ``zlib`` has packed, unpacked; if longer than ``room`` bytes, ``room + 1`` of them.
 
     Raises:
         zlib.error: it is damaged, or ends early.
     """
-    unpacker = zlib.decompressobj(wbits)
+    unpacker = zlib.decompressobj()
     # A length of 0 is no limit.
     data = unpacker.decompress(packed, 0 if room == float("inf") else int(room) + 1)
     if not unpacker.eof and len(data) <= room:

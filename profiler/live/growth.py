@@ -136,7 +136,7 @@ def looked(profile: Profile) -> list[str]:
     for account in profile.accounts:
         # A simulated run is not looked at, nor one of so few steps.
         short = 0 < account.steps < LEAST or account.simulated
-        if account.failure is None and not (account.present or account.snapshot or short):
+        if account.failure is None and not (account.present or short):
             words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
     if profile.dataflow is not None:
         words.append("the data-flow profile")

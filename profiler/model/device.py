@@ -159,8 +159,7 @@ class DeviceAccount:
     """The account of one device at its peak: the rows add up to what was reserved.
 
     Where an allocation failed, that is the instant, and not the peak; and where nobody watched the
-    device it is the one at which the account was made (``present``), or a snapshot of the allocator
-    was taken (``snapshot``).
+    device it is the one at which the account was made (``present``).
 
     Attributes:
         name: of the model, e.g. ``NVIDIA H100 80GB HBM3``.
@@ -168,8 +167,7 @@ class DeviceAccount:
         simulated: whether nothing was computed.
         reserved: the most bytes that the allocator had from the device, by its own counters.
         allocated: bytes of blocks at the instant at which most was reserved.
-        most_allocated: the most bytes of blocks at any instant, by the allocator's own counters; of
-            a snapshot as far back as its history goes.
+        most_allocated: the most bytes of blocks at any instant, by the allocator's own counters.
         step: optimizer step in which the instant lies, from 1; 0 before any is known.
         phase: ``forward``, ``backward`` or ``optimizer``; empty where there was no backward, and if
             ``present``, as are the rows' lines.
@@ -187,7 +185,6 @@ class DeviceAccount:
         notes: what else a reader should know, a line each.
         failure: the allocation that failed at the instant; None if none did.
         given_back: bytes of ``reserved`` that had gone back to the device by that instant.
-        peak: of a snapshot with a history: the account of the fullest instant of that.
         most_requested: the most bytes that blocks had been asked for at any instant, by the
             allocator's own counters; 0 if not known.
     """
@@ -216,8 +213,6 @@ class DeviceAccount:
     failure: AllocationFailure | None = None
     present: bool = False
     given_back: Int = 0
-    snapshot: bool = False
-    peak: DeviceAccount | None = None
     most_requested: Count = 0
 
     @property

@@ -55,16 +55,6 @@ class ProfileInvalidError(ProfileError):
         super().__init__(path, message)
 
 
-class SnapshotRefusedError(ProfileError):
-    """The file is a pickle that is not loaded: it is damaged, or holds what no snapshot of torch's
-    allocator holds, such as the name of a function to call. Nothing of it was executed."""
-
-
-class SnapshotInvalidError(ProfileInvalidError):
-    """The file is a pickle of plain data that is no snapshot of torch's allocator, or one that
-    contradicts itself; ``where`` is the path of the offending value."""
-
-
 class ProfileMergedError(ProfileError):
     """The file holds the profiles of several processes, and one was asked for."""
 

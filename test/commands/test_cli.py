@@ -101,10 +101,8 @@ Usage: memprof report [OPTIONS] FILE
   The last line says what else --full prints; a page (-o) and --json have all of
   it, too.
 
-  FILE is a profile written by memprof, or by a tracker, or a snapshot of
-  torch's allocator (torch.cuda.memory._dump_snapshot), of which nothing is
-  executed. Of a file of several ranks it compares the ranks; --rank chooses
-  one.
+  FILE is a profile written by memprof, or by a tracker. Of a file of several
+  ranks it compares the ranks; --rank chooses one.
 
 Options:
   --rank INTEGER RANGE      Whose profile, in a file of several ranks.  [x>=0]
@@ -117,8 +115,6 @@ Options:
   --bytes                   Bytes with all digits.
   -o, --output [PAGE]       Write a page for the browser here, or beside FILE:
                             one file, no network.
-  --profile PATH            Of a run of the same code: names the FX nodes of a
-                            snapshot. May be given again.
   --section [leaks|ledger]  This alone, and all of it: what grows from step to
                             step, by how much, since when, who made it and who
                             refers to it; or what memprof did, declined and gave
@@ -334,8 +330,6 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
         (["top", path, "--interval", "inf"], "inf is not in the range"),
         (["reprot", path], "No such command 'reprot'. Did you mean 'report'?"),
         (["export", path, path, "-f", "json", "-o", out], "-f memprof puts several into one"),
-        (["export", path, "-f", "mosaic", "-o", out], "export SNAPSHOT -f mosaic --profile FILE"),
-        (["export", path, "-f", "json", "--profile", path, "-o", out], "which json is not"),
         (["export", path, "-f", "json", "--calls", "1:2", "-o", out], "json has all calls"),
         (["export", path, "-f", "memprof", "--device", "cpu", "-o", out], "chooses nothing"),
         (["gantt", path], "memprof gantt is now: memprof report FILE -o PAGE --calls"),

@@ -20,15 +20,7 @@ from rendering import (
 from memprof.profiler.file.profile_file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.live.devices import devices_of
 from memprof.profiler.model import Profile
-from memprof.profiler.sources.snapshot.enrich import enrich, write_snapshot
-from memprof.profiler.sources.snapshot.named import read_profiles_or_snapshot
-from memprof.profiler.sources.snapshot.names import CodeNames
-from memprof.profiler.sources.snapshot.reading import is_pickle, read_snapshot
-from memprof.profiler.support.errors import (
-    ProfileError,
-    ProfileWithoutTimeError,
-    SnapshotInvalidError,
-)
+from memprof.profiler.support.errors import ProfileError, ProfileWithoutTimeError
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.text import visible, visible_json
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
@@ -40,9 +32,7 @@ from memprof.profiler.views.report.page import PLAIN
 from memprof.profiler.views.report.sections.processes import of_ranks
 from memprof.profiler.views.report.text import render
 
-from .documents import everything
 from .hostile import CONTROLS
-from .hostile_snapshots import CODE
 
 _OBEYED = frozenset(CONTROLS) - {"\n"}
 
@@ -58,13 +48,11 @@ def read_and_show(path: Path) -> str | None:
     """
     error: ProfileError | None = None
     try:
-        profiles = read_profiles_or_snapshot(path)
+        profiles = read_profiles(path)
     except ProfileError as e:
         error = e
     if error is None:
         show(profiles)
-        if is_pickle(path.read_bytes()):
-            enriched(path)
         return None
     check_text(str(error))
     assert "\n" not in str(error)
@@ -86,30 +74,6 @@ def show(profiles: list[Profile]) -> None:
         again = Path(folder, "all.memprof")
         write_profiles(profiles, again)
         assert [p.left_out for p in read_profiles(again)] == [p.left_out for p in profiles]
-
-
-def enriched(path: Path) -> None:
-    """A snapshot that is named, written and read again: all that it has but names stays."""
-    snapshot = read_snapshot(path)
-    profile = everything()
-    for graph in profile.graphs[:1]:
-        graph.code_path = CODE
-    enrich(snapshot, CodeNames([profile]))
-    with tempfile.TemporaryDirectory() as folder:
-        again = Path(folder, "named.pickle")
-        refused = ""
-        try:
-            write_snapshot(snapshot, again)
-        except SnapshotInvalidError as e:
-            refused = str(e)
-        if refused:
-            assert "nested too deeply" in refused
-            assert not list(Path(folder).iterdir())
-            return
-        before, after = read_profiles_or_snapshot(path), read_profiles_or_snapshot(again)
-    for old, new in zip(before[0].accounts, after[0].accounts, strict=True):
-        for name in ("device", "reserved", "allocated", "live", "rounding", "awaiting", "free"):
-            assert getattr(old, name) == getattr(new, name), name
 
 
 def texts(profile: Profile) -> Iterator[str]:

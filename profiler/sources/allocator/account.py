@@ -159,7 +159,7 @@ def add_up(
 def add_history_notes(account: DeviceAccount, history: AllocatorHistory, lost: int) -> None:
     """Put into an account which requests failed, and what may be wrong with the history, which was
     ``lost`` so often because it was full."""
-    account.failed = failed_requests(history, _asker)
+    account.failed = _failed_requests(history)
     if history.inconsistent_events:
         account.notes.append(
             f"{history.inconsistent_events:,} of {history.events:,} events of the allocator's "
@@ -194,15 +194,11 @@ def rows_of(
     return sorted(rows, key=lambda r: (-r.nbytes, r.category.value, r.fate or ""))
 
 
-def failed_requests(
-    history: AllocatorHistory,
-    asker: Callable[[Sequence[Mapping[str, Any]]], tuple[str, SourceFrame | None]],
-) -> list[FailedRequest]:
-    """Requests that could not be served, those of one place together, in order of the first;
-    ``asker`` says of frames as the allocator has them which modules ran, and the line."""
+def _failed_requests(history: AllocatorHistory) -> list[FailedRequest]:
+    """Requests that could not be served, those of one place together, in order of the first."""
     # Many may fail in one place: its long list of frames is looked at once.
     places = {id(raw): raw for _, raw in history.out_of_memory}
-    asked = {place: asker(raw) for place, raw in places.items()}
+    asked = {place: _asker(raw) for place, raw in places.items()}
     alike = Counter((nbytes, *asked[id(raw)]) for nbytes, raw in history.out_of_memory)
     return [FailedRequest(*request, count) for request, count in alike.items()]
 

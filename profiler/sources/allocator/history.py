@@ -152,21 +152,13 @@ class AllocatorHistory:
         on_block: Callable[[AllocatorBlock], None] | None = None,
         *,
         device: int = 0,
-        keep_blocks: bool = True,
-        completes: bool = False,
     ) -> None:
         """
         Args:
             settings: ``allocator_settings`` of a snapshot; None for the defaults.
             on_block: called with every block that is handed out; what becomes of it is noted in it.
             device: whose counts of marks are meant.
-            keep_blocks: whether ``peak`` is to have its blocks and segments. A history in which
-                each step is the highest so far takes long with them.
-            completes: whether what is let go of can be handed out again at once, since the history
-                does not say when it can.
         """
-        self._keeps_blocks = keep_blocks
-        self._completes = completes
         settings = settings or {}
         self._on_block = on_block
         self._device = device
@@ -221,7 +213,6 @@ class AllocatorHistory:
     ) -> None:
         """Follow the next events of ``device_traces`` of one device, and all marks that were set
         so far. ``origins`` are those of blocks, by their number among these events' requests."""
-        self._segments.new_history()
         begin = self._requests
         for e in events:
             self.events += 1
@@ -419,8 +410,6 @@ class AllocatorHistory:
         block.cut = self.failed_mark is not None
         block.freed_after = self.mark if self.failed_mark is None else self.failed_mark
         self.allocated_bytes -= block.size
-        if self._completes:
-            self._free_completed(address)
 
     def _free_completed(self, address: int) -> None:
         self._finish_peak()
@@ -442,10 +431,8 @@ class AllocatorHistory:
 
     def _finish_peak(self) -> None:
         """Record the blocks of the peak before the first of them is freed."""
-        if not self._peak_pending:
-            return
-        self._peak_pending = False
-        if self._keeps_blocks:
+        if self._peak_pending:
+            self._peak_pending = False
             self._record_blocks(self.peak)
 
     def _record_blocks(self, peak: AllocatorInstant) -> None:

@@ -16,8 +16,8 @@ Note [What is compared]
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
-* *reserved*: all that the allocator had from a device, from accounts: at the fullest instant, which
-  a snapshot knows if it has a history; and *reserved end*, when snapshots were taken;
+* *reserved*: all that the allocator had from a device, from accounts: at the fullest instant, where
+  somebody watched; and *reserved end*, at the ends of sessions that did not;
 * of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has

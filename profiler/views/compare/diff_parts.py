@@ -186,20 +186,17 @@ def _place(storage: DataFlowStorage) -> str:
 
 def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:
     """Reserved bytes of each device that both profiles have an account of: at the fullest instants
-    where both know theirs, and at the instants of snapshots; and, in words, the devices whose
-    fullest instant only one of them knows."""
+    where both know theirs, and at the ends of sessions where neither does; and, in words, devices
+    whose fullest instant only one of them knows."""
     old, new = ({a.device: a for a in p.accounts} for p in (before, after))
     found, notes = [], []
     for name in (n for n in new if n in old):
         pair = old[name], new[name]
-        # Of a snapshot, and of what is there now, the account is no peak's.
-        was, now = (a.peak if a.present or a.snapshot else a for a in pair)
-        if was is not None and now is not None:
-            found.append(_reserved("reserved", name, was, now))
-        elif was is not now:
-            notes.append(f"the peak of {name}: only {'after' if was is None else 'before'}")
-        if all(a.present or a.snapshot for a in pair):
-            found.append(_reserved("reserved end", name, *pair))
+        was, now = pair
+        if was.present != now.present:
+            notes.append(f"the peak of {name}: only {'after' if was.present else 'before'}")
+        else:  # Of what is there now the account is no peak's.
+            found.append(_reserved("reserved end" if now.present else "reserved", name, was, now))
     return found, notes
 
 

@@ -126,7 +126,7 @@ def _row(process: Process, profile: Profile, device: str | None, reserved: bool)
     name = main_device(found, device)
     shares = Attribution(profile).breakdown(found[name].at_peak(), View.CATEGORY)
     peak, categories = shares.total, {s.key: s.nbytes for s in (*shares.parts, *shares.remainder)}
-    fullest = [a.peak or a for a in profile.accounts if device in (None, a.device)]
+    fullest = [a for a in profile.accounts if device in (None, a.device)]
     if reserved and fullest:
         account = max(fullest, key=lambda a: a.reserved)
         name, peak = account.device, account.reserved

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from counting import lines_run
 from framing import records_of
 from fuzz.hostile import CONTROLS, CORPUS, ESCAPES, with_every_text
-from fuzz.hostile_snapshots import SNAPSHOT_ENDS
 from fuzz.views import check_json, check_text, read_and_show
 from profile_builder import MIB, training
 
@@ -59,7 +58,6 @@ ENDS = {
     "text that is no UTF-8": "ProfileInvalidError",
     "noise": "ProfileForeignError",
     "noise in gzip": "ProfileForeignError",
-    **SNAPSHOT_ENDS,
 }
 """Files of the corpus of which nothing can be shown. All others lose their end at most."""
 

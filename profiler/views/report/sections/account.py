@@ -37,8 +37,6 @@ def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> 
         every = (_peak(peak), now, _outside(a))
     if a.present:
         every += (_holders(a),)
-    elif a.snapshot:
-        every += (*_of_snapshot(a), *_peak_of_history(a, show))
     else:
         modules = _groups(a, "module", lambda r: r.modules or "(outside of modules)")
         every += (
@@ -49,45 +47,9 @@ def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> 
         )
     simulated = ", simulated: kernels computed nothing" if a.simulated else ""
     named = f"{a.name or a.device}, {show(a.total)}{simulated}"
-    title = f"Snapshot of {a.device}" if a.snapshot else named
     if a.failure is None:
-        return Section("", title, *_about(a, show), parts=every)
-    return Section("", *_failed(a, a.failure, title, show), parts=(_helps(a.failure), *every))
-
-
-def _of_snapshot(a: model.DeviceAccount) -> tuple[Section, ...]:
-    """Sections on the blocks in a snapshot: pools, modules and FX nodes if known, lines, blocks."""
-    parts = [_pools(a)]
-    if any(r.modules for r in a.rows):
-        parts.append(_groups(a, "module", lambda r: r.modules or "(not known)"))
-    if any(r.nodes for r in a.rows):
-        parts.append(_groups(a, "FX node", lambda r: r.nodes or "(no FX node known)"))
-    return (*parts, _groups(a, "source line", _location), _blocks(a))
-
-
-def _pools(a: model.DeviceAccount) -> Section:
-    columns = (
-        col.Bytes("reserved", adds=True),
-        col.Bytes("free", help="In no block", adds=True),
-        col.Bytes("largest", help="The largest free range: what fits without a new segment"),
-        col.Figure("in pieces", help="Free bytes that are not in the largest range"),
-        col.Count("segments", adds=True),
-        col.Text("pool"),
-    )
-    rows = []
-    for p in a.pools:
-        pieces = f"{(p.free - p.largest_free) / p.free:.0%}" if p.free else None
-        rows.append((p.reserved, p.free, p.largest_free, pieces, p.segments, p.name))
-    return of_rows(f"Pools {_when(a)}", columns, rows)
-
-
-def _peak_of_history(a: model.DeviceAccount, show: Show) -> tuple[Section, ...]:
-    if a.peak is None:
-        return ()
-    notes, tables = _about(a.peak, show)
-    parts = (_purposes(a.peak), *_of_snapshot(a.peak))
-    title = f"The fullest instant of the history of {a.device}"
-    return (Section("", title, notes, tables, parts),)
+        return Section("", named, *_about(a, show), parts=every)
+    return Section("", *_failed(a, a.failure, named, show), parts=(_helps(a.failure), *every))
 
 
 def _failed(
@@ -122,19 +84,13 @@ def _helps(f: model.AllocationFailure) -> Section:
 
 
 def _about(a: model.DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:
-    if a.snapshot:
-        notes = [
-            Note(f"Reserved when it was taken: {format_both(a.reserved, show)}"),
-            Note(f"{format_both(a.allocated, show)} of it allocated"),
-        ]
-    else:
-        reserved = f"{format_both(a.reserved, show)}{_in_phase(a)}"
-        gone = a.most_allocated - a.allocated if a.present else 0
-        more = f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
-        notes = [
-            Note(f"Peak reserved on {a.device}: {reserved}"),
-            Note(f"{show(a.most_allocated)} allocated at most{more}"),
-        ]
+    reserved = f"{format_both(a.reserved, show)}{_in_phase(a)}"
+    gone = a.most_allocated - a.allocated if a.present else 0
+    more = f": {show(gone)} more than now, of which nobody took note" if gone > 0 else ""
+    notes = [
+        Note(f"Peak reserved on {a.device}: {reserved}"),
+        Note(f"{show(a.most_allocated)} allocated at most{more}"),
+    ]
     if a.outside:
         notes.append(Note(f"{show(a.needed)} with what is outside of torch's allocator"))
     if a.elapsed_ns:
@@ -196,8 +152,6 @@ def _holders(a: model.DeviceAccount) -> Section:
 def _when(a: model.DeviceAccount) -> str:
     if a.present:
         return "now"
-    if a.snapshot:
-        return "at the snapshot"
     return "at the peak" if a.failure is None else "at that moment"
 
 

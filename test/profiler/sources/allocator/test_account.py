@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from memprof.profiler.model import Category, DeviceAccount, Held
 from memprof.profiler.model import SourceFrame as Frame
-from memprof.profiler.sources.allocator.account import explain, failed_requests, of_distributed
-from memprof.profiler.sources.allocator.history import AllocatorHistory, frames_of
+from memprof.profiler.sources.allocator.account import add_history_notes, explain, of_distributed
+from memprof.profiler.sources.allocator.history import AllocatorHistory
 from memprof.profiler.sources.allocator.marks import Mark, Phase
 from memprof.profiler.sources.allocator.where import where
 
@@ -630,18 +630,11 @@ def test_gradients_that_are_views_of_buckets() -> None:
     }
 
 
-def test_failed_requests_of_one_place_are_one_and_cost_one_look() -> None:
-    looks = 0
-
-    def asker(raw: Any) -> tuple[str, Frame | None]:
-        nonlocal looks
-        looks += 1
-        return "Net", where(frames_of(raw)).line
-
+def test_failed_requests_of_one_place_are_one() -> None:
     replay = AllocatorHistory()
     event = {"action": "oom", "addr": 0, "size": 5, "frames": frames(("a.py", 1, "f"))}
     replay.feed([event, event, {**event, "size": 6}])
-    found = failed_requests(replay, asker)
-    assert [(f.nbytes, f.modules, f.count) for f in found] == [(5, "Net", 2), (6, "Net", 1)]
-    assert {f.frame and f.frame.location for f in found} == {"a.py:1"}
-    assert looks == 1
+    account = DeviceAccount("cuda:0")
+    add_history_notes(account, replay, 0)
+    assert [(f.nbytes, f.count) for f in account.failed] == [(5, 2), (6, 1)]
+    assert {f.frame and f.frame.location for f in account.failed} == {"a.py:1"}

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memprof.profiler.model.allocator_rules import SMALL
-from memprof.profiler.sources.allocator import segments
 from memprof.profiler.sources.allocator.history import AllocatorHistory
 from memprof.profiler.sources.allocator.marks import Mark, Phase
 
@@ -257,22 +256,10 @@ def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
     assert {b.address: (b.requested, b.size) for b in replay.live} == allocator.live
 
 
-def test_holes_are_looked_for_anew_with_each_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that runs for days gives memory back more often than one history may."""
-    monkeypatch.setattr(segments, "_MOST_LOOKS", 4)
-    one = AllocatorHistory()
-    one.feed(History().add("segment_map", 0, 200 * MIB).events)
-    for i in range(40):  # In the middle of what is free.
-        one.feed(History().add("segment_unmap", (4 * i + 2) * MIB, MIB).events)
+def test_memory_is_given_back_from_within_what_is_free() -> None:
+    history = History().add("segment_map", 0, 200 * MIB)
+    for i in range(40):
+        history.add("segment_unmap", (4 * i + 2) * MIB, MIB)
+    one = followed(history)
     assert not one.inconsistent_events
     assert one.reserved == 160 * MIB
-
-
-def test_a_range_that_begins_where_memory_is_given_back_costs_no_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(segments, "_MOST_LOOKS", 0)
-    history = History().add("segment_map", 0, 40 * MIB)
-    for i in range(20):
-        history.add("segment_unmap", 2 * i * MIB, 2 * MIB)
-    assert not followed(history).inconsistent_events

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 import zlib
+from itertools import pairwise
 from operator import sub
 from typing import Any
 
@@ -109,9 +110,23 @@ def _differences(calls: Any) -> Any:
 
 
 def findings(profile: Profile) -> list[str]:
-    """What a reader of this profile, once it is written, would leave out."""
+    """What a reader of this profile, once it is written, would leave out, and sums in it that
+    differ from their parts."""
     written = dataclasses.replace(profile, left_out=[])
     try:
-        return decode_profile(encode_profile(written)).left_out
+        found = decode_profile(encode_profile(written)).left_out
     except ProfileInvalidError as e:
         return [str(e)]
+    sums = [(a.device, a.reserved, a.explained + a.unexplained) for a in profile.accounts]
+    for pool in profile.graph_pools:
+        grew = pool.grew_outside + sum(g.grew for g in pool.graphs)
+        used = pool.other_shares + sum(s.nbytes for s in pool.shares)
+        sums += [(pool.name, pool.reserved, grew)]
+        sums += [(pool.name, pool.reserved, used + pool.live_outside + pool.unused)]
+        for g in pool.graphs:
+            sums.append((f"#{g.number}", g.peak, g.rounding + sum(r.nbytes for r in g.at_peak)))
+    for flow in profile.dataflow.devices if profile.dataflow is not None else ():
+        assert all(a < b for a, b in pairwise(flow.time_ns))
+        if flow.peak is not None:
+            sums.append((flow.device, flow.bytes_at(flow.peak), sum(s.nbytes for s in flow.live)))
+    return found + [f"{what}: {whole} and {parts}" for what, whole, parts in sums if whole != parts]

@@ -80,26 +80,26 @@ def _same_file(a: str, b: str) -> bool:
     return False
 
 
-_UNFORESEEN = (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError)
+UNFORESEEN = (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError)
 """What showing a profile leads to that is not what views trust it to be."""
 _FILES = ("file", "files", "before", "after", "target")
 """Arguments of commands that are files to show."""
 
 
 def shows_files(command: Command) -> Command:
-    """Of a file that no check has refused, and that cannot be shown, say that it is damaged."""
+    """Say of a file that leads a view to what is not there that it contradicts itself."""
 
     @functools.wraps(command)
     def show(**values: Any) -> None:
         try:
             command(**values)
-        except _UNFORESEEN as e:
+        except UNFORESEEN as e:
             given = [values[name] for name in _FILES if name in values]
             files = " or ".join(" or ".join(f) if isinstance(f, tuple) else f for f in given)
             at = traceback.extract_tb(e.__traceback__)[-1]
             raise BadFile(
                 visible(
-                    f"{files} is damaged: {type(e).__name__}: {e} "
+                    f"{files} contradicts itself: {type(e).__name__}: {e} "
                     f"({os.path.basename(at.filename)}, line {at.lineno}); if it is as memprof "
                     "wrote it, this is a mistake in memprof"
                 )

@@ -35,7 +35,6 @@ from memprof.profiler.support.errors import (
     ProfileVersionError,
 )
 
-from .contradictions import contradictions
 from .frames import Damage, Frame, Kind, frames
 from .tracker_fold import Entry, TrackerFold
 
@@ -263,7 +262,6 @@ class Document:
 
         Raises:
             ProfileError: ``refused``.
-            ProfileInvalidError: it contradicts itself.
         """
         if self.refused is not None:
             raise self.refused
@@ -288,9 +286,5 @@ class Document:
         # Chunks are cut while calls go on: these counts may be a little ahead of the calls.
         logged = len(found.calls) + found.calls.dropped
         found.released = {k: min(n, logged) for k, n in found.released.items()}
-        for where, what in contradictions(found):
-            raise ProfileInvalidError(
-                self._path, f"damaged, as it contradicts itself: {what} - at `{where}`", where
-            )
         found.left_out = [*found.left_out, *self.left_out, *lost]
         return found

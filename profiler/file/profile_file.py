@@ -172,7 +172,7 @@ def read_profile(path: StrPath) -> Profile:
         ProfileTruncatedError: it ends too early.
         ProfileForeignError: it is something else.
         ProfileVersionError: it has a schema version other than ours.
-        ProfileInvalidError: nothing of it can be used, or it contradicts itself.
+        ProfileInvalidError: nothing of it can be used.
         ProfileMergedError: it holds several profiles, see ``read_profiles``.
     """
     return single_profile(read_profiles(path), path)

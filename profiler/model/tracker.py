@@ -454,10 +454,16 @@ class TrackerRecord:
 
 def path_of(places: Sequence[OperationSummary], position: int) -> str:
     """Names from the root of the tree of operations to ``places[position]``, joined by ``/``; ""
-    for -1."""
+    for -1.
+
+    Raises:
+        ValueError: an operation stands before the one around it, as in no tree.
+    """
     names: list[str] = []
     while position >= 0:
         place = places[position]
         names.append(place.name)
+        if place.parent >= position:
+            raise ValueError(f"operation {position} stands before the one around it")
         position = place.parent
     return "/".join(reversed(names))

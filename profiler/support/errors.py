@@ -44,7 +44,7 @@ class ProfileVersionError(ProfileError):
 
 
 class ProfileInvalidError(ProfileError):
-    """The file is a memprof profile whose content contradicts the schema or itself.
+    """The file is a memprof profile whose content contradicts the schema.
 
     Attributes:
         where: path of the offending value in the document, e.g. ``$.graphs[0].kind``.

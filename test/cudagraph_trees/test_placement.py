@@ -20,7 +20,6 @@ from memprof.profiler.model import (
     Origin,
     PlacedBlock,
     Placement,
-    Profile,
     Storage,
 )
 
@@ -72,22 +71,6 @@ def test_only_the_latest_are_kept() -> None:
         keep(record, Placement("cuda:0", (), node, (), (), ()))
     numbers = [p.node for p in record.placements]
     assert numbers == [3, 4, *range(6, MAX_PLACEMENTS + 3), 5]
-
-
-@pytest.mark.parametrize(
-    ("block", "says"),
-    [
-        (PlacedBlock(-1, 8, 0, 1, Category.INPUT, 0), "Expected `int` >= 0"),
-        (PlacedBlock(0, 8, 2, 1, Category.INPUT, 0), "lives from instant 2 to 1"),
-        (PlacedBlock(0, 8, 0, 9, Category.INPUT, 0), "the placement has 0 to 2"),
-    ],
-)
-def test_what_contradicts_itself_is_found(block: PlacedBlock, says: str) -> None:
-    record = GraphRecord(0, GraphKind.FORWARD)
-    record.placements = [Placement("cuda:0", (), 1, ((0, 64),), (3, 4), (block,))]
-    (line,) = findings(Profile(graphs=[record]))
-    assert "placements[0].blocks[0]" in line
-    assert says in line
 
 
 @pytest.mark.simgpu

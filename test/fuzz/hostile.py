@@ -205,6 +205,11 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     ),
     "calls that overlap": lambda: _edited(_staggered),
     "operations nested thousands deep": lambda: _edited(_chain),
+    "operations in a circle": lambda: _edited(
+        lambda d: d["tracker"].update(
+            operation_summary=[{"name": "a", "parent": 1}, {"name": "b", "parent": 0}]
+        )
+    ),
     "forwards that wait": lambda: _edited(_waiting),
     "graphs of one id": lambda: _edited(lambda d: [g.update(id=0) for g in d["graphs"]]),
     "nulls": lambda: _edited(

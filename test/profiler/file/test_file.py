@@ -24,7 +24,6 @@ from memprof.profiler import model
 from memprof.profiler.file import reading
 from memprof.profiler.file.profile_file import (
     decode_profile,
-    decode_profiles,
     encode_profile,
     profile_schema,
     read_profile,
@@ -227,99 +226,6 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         place[int(last) if isinstance(place, list) else last] = value
 
     return edit
-
-
-PROGRAM = "graphs.0.programs.0"
-BLOCK = {"address": 0, "nbytes": 8, "begin": 0, "end": 1, "category": "input", "graph": 0}
-PLACED = {"pool": "cuda:0", "key": [], "node": 1, "segments": [[0, 64]], "lines": []}
-
-
-@pytest.mark.parametrize(
-    ("edit", "where", "says"),
-    [
-        (
-            put("graphs.0.description.inputs.1.index", 5),
-            "graphs[0].description.inputs[1].index",
-            "index 5 at position 1",
-        ),
-        (
-            put("graphs.0.description.inputs.1.info", 0),
-            "graphs[0].description.inputs[1].info",
-            "there is no info 0, there are 0",
-        ),
-        (
-            put("graphs.0.description.outputs.2.alias_of_input", 3),
-            "graphs[0].description.outputs[2].alias_of_input",
-            "there is no input 3, there are 3",
-        ),
-        (put("graphs.0.nodes.mm.name", "x"), "graphs[0].nodes['mm'].name", "'x' stands under"),
-        (put("graphs.0.buffers.buf0.name", "x"), "graphs[0].buffers['buf0'].name", "'x' stands"),
-        (put(f"{PROGRAM}.storages.1.id", 7), "graphs[0].programs[0].storages[1].id", "id 7 at"),
-        (
-            put(f"{PROGRAM}.storages.0.inputs", [3]),
-            "graphs[0].programs[0].storages[0].inputs",
-            "there is no input 3",
-        ),
-        (
-            put("graphs.0.placements", [{**PLACED, "blocks": [{**BLOCK, "inputs": [3]}]}]),
-            "graphs[0].placements[0].blocks[0].inputs",
-            "there is no input 3, there are 3",
-        ),
-        (
-            put("graphs.0.placements", [{**PLACED, "blocks": [{**BLOCK, "end": 2}]}]),
-            "graphs[0].placements[0].blocks[0]",
-            "lives from instant 0 to 2",
-        ),
-        (
-            put(f"{PROGRAM}.storages.3.outputs", [4]),
-            "graphs[0].programs[0].storages[3].outputs",
-            "there is no output 4",
-        ),
-        (
-            put(f"{PROGRAM}.events.0.storage", 99),
-            "graphs[0].programs[0].events[0].storage",
-            "there is no storage 99",
-        ),
-        (
-            put(f"{PROGRAM}.events.0.storage", 0),
-            "graphs[0].programs[0].events[0]",
-            "allocates storage 0, which was live already",
-        ),
-        (
-            put(f"{PROGRAM}.events.1.storage", 3),
-            "graphs[0].programs[0].events[1]",
-            "allocates storage 3, which was live already",
-        ),
-        (
-            put(f"{PROGRAM}.events.3.storage", 6),
-            "graphs[0].programs[0].events[3]",
-            "frees or reuses storage 6, which is not live",
-        ),
-        (
-            lambda d: d["graphs"][0].update(programs=2 * d["graphs"][0]["programs"]),
-            "graphs[0].programs[1].key",
-            "two programs have the key []",
-        ),
-        (put("calls.graph.4", 9), "calls.graph", "there is no graph 9"),
-        (put("calls.program.4", 1), "calls.program", "there is no program 1, there are 1"),
-        (put("calls.program.4", -2), "calls.program", "there is no program -2"),
-        (put("ledger.1.graph", 8), "ledger[1].graph", "there is no graph 8"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(
-    document: dict[str, Any], edit: Callable[[dict[str, Any]], None], where: str, says: str
-) -> None:
-    edit(document)
-    with pytest.raises(ProfileInvalidError, match="damaged, as it contradicts itself") as e:
-        decode_profile(framed(document), "p.memprof")
-    # THEN place and reason are named
-    assert says in str(e.value)
-    assert (e.value.where, f"at `$.{where}`" in str(e.value)) == (f"$.{where}", True)
-    # AND it costs other profiles of the file nothing
-    one, *rest = decode_profiles(framed(document) + encode_profile(training(2)))
-    assert (rest, len(one.left_out)) == ([], 1)
-    one.left_out.clear()
-    assert one == training(2)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 from framing import findings
@@ -21,8 +20,6 @@ from memprof.profiler.model import (
     SharedBytes,
     SourceFrame,
 )
-from memprof.profiler.model.limits import LARGEST
-from memprof.profiler.support.errors import ProfileInvalidError
 from memprof.profiler.support.thread_activity import capture_name, name_graphs
 
 MIB = 1 << 20
@@ -120,23 +117,6 @@ def test_a_file_has_them() -> None:
     profile = Profile(graph_pools=[pool()])
     assert not findings(profile)
     assert decode_profile(encode_profile(profile)).graph_pools == [pool()]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"reserved": 21 * MIB}, "captures and what was between them come to 20971520"),
-        ({"unused": 0}, "users come to"),
-        ({"shares": [SharedBytes(10 * MIB, (1, 9))]}, "10485760 bytes of graphs [1, 9]"),
-        ({"shares": [SharedBytes(10 * MIB, ())]}, "of graphs []"),
-        ({"graphs": [graph(1, 9 * MIB)] * 2}, "two graphs have one number"),
-        ({"grew_outside": 1 << 70}, f"Expected `int` <= {LARGEST}"),
-    ],
-)
-def test_a_pool_that_contradicts_itself_is_refused(change: dict[str, object], said: str) -> None:
-    wrong = dataclasses.replace(pool(), **change)
-    with pytest.raises(ProfileInvalidError, match=re.escape(said)):
-        decode_profile(encode_profile(Profile(graph_pools=[pool(), wrong])))
 
 
 def test_names_are_of_the_innermost_block() -> None:

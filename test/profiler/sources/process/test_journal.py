@@ -104,13 +104,9 @@ def changed(path: list[str | int], value: object) -> bytes:
         (["metadata"], 3, "metadata"),
         (["snapshots", 0, "kind"], "odd", "snapshots[0].kind"),
         (["snapshots", 0, "time_ns"], "x", "snapshots[0].time_ns"),
-        (["metadata", "lanes", 0, "thread"], 3, "metadata.lanes"),
-        (["operation_allocations", "summary"], [0, 9], "operation_allocations.summary"),
-        (["operation_allocations", "lane"], [0], "operation_allocations"),
-        (["operation_summary", 1, "parent"], 1, "operation_summary[1].parent"),
     ],
 )
-def test_contradictions_are_refused(path: list[str | int], value: object, where: str) -> None:
+def test_other_types_are_refused(path: list[str | int], value: object, where: str) -> None:
     with pytest.raises(ProfileInvalidError, match=re.escape(f"at `$.tracker.{where}`")):
         decode_profile(changed(path, value))
 

@@ -102,7 +102,6 @@ class MemoryProfile:
 
     Args:
         result: a ``_ProfilerResult``, or a profiler that has stopped.
-        memprof_profile: memprof's own profile of the same process.
         rules: memprof's corrections; ``()`` gives torch's categories exactly.
 
     Raises:
@@ -113,14 +112,12 @@ class MemoryProfile:
         self,
         result: Any,
         *,
-        memprof_profile: Profile | None = None,
         rules: Iterable[Rule] = ALL_RULES,
     ) -> None:
         self._result = kineto_result(result)
         self.profile = DataFlowProfile(
             read_events(self._result),
             rules=rules,
-            memprof_profile=memprof_profile,
         )
 
     @cached_property

@@ -218,9 +218,7 @@ class ProfilingSession(Views):
 
         so_far = self.profile()
         if not isinstance(run, DataFlowProfile):
-            run = profile_memory(
-                run, modules=modules, optimizers=optimizers, memprof_profile=so_far
-            )
+            run = profile_memory(run, modules=modules, optimizers=optimizers)
         self._dataflow = data_flow_columns(run, so_far.perf_origin_ns)
         if self._result is not None:
             self._result.dataflow = self._dataflow

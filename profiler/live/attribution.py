@@ -121,7 +121,7 @@ def _data_flow_part(storage: DataFlowStorage, view: View) -> Named:
             frame = storage.frame
             return (frame.location, None, frame.code.strip()) if frame is not None else None
         case View.GRAPH:
-            return None if storage.graph is None else (str(storage.graph), storage.graph, "")
+            key = None
         case View.CATEGORY:
             unknown = storage.category is Category.UNKNOWN
             key = None if unknown else storage.category.value

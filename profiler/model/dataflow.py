@@ -28,7 +28,6 @@ class DataFlowStorage:
         module: path of the module whose call made it, ``""`` for the root.
         frame: innermost line of user code that made it.
         created_ns: clock of ``CallColumns``; None if it was there before the trace began.
-        graph: ``GraphRecord.id`` of the compiled code that made it, None if none did.
         awaited: whether it is an activation that a backward waits for.
         why: why the category is unknown, in words; empty where it is known.
     """
@@ -39,7 +38,6 @@ class DataFlowStorage:
     module: str | None = None
     frame: SourceFrame | None = None
     created_ns: Int | None = None
-    graph: Int | None = None
     awaited: bool = False
     why: str = ""
 

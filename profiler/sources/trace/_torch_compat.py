@@ -102,14 +102,12 @@ def missing_options(prof: Any) -> list[str]:
     return [f"{name}=True" for name in needed if not getattr(prof, name, True)]
 
 
-_GENERATED = re.compile(r"(?:^|/)(c[a-z0-9]{20,})\.py\(\d+\): call$")
+_GENERATED = re.compile(r"(?:^|/)c[a-z0-9]{20,}\.py\(\d+\): call$")
 
 
-def generated_module(name: str) -> str:
-    """File name, without folder and suffix, of the module that Inductor wrote whose ``call`` has
-    this name as a Python call; "" for any other."""
-    found = _GENERATED.search(name)
-    return found.group(1) if found else ""
+def is_generated_code(name: str) -> bool:
+    """Tells whether a Python call's name is that of ``call`` in a module that Inductor wrote."""
+    return _GENERATED.search(name) is not None
 
 
 def registered_schemas(name: str) -> tuple[Any, ...]:

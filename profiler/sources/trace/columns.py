@@ -124,16 +124,6 @@ class ScopeTable(ColumnTable):
 
 
 @dataclass(slots=True)
-class FunctionCall:
-    """The call of AOTAutograd's autograd function, a compiled forward or backward."""
-
-    start: int
-    end: int
-    backward: bool
-    keys: tuple[int, ...]  # of its tensor arguments in order, -1 for one without a storage
-
-
-@dataclass(slots=True)
 class EventColumns:
     """Everything that the analysis reads of a profiler run."""
 
@@ -158,7 +148,8 @@ class EventColumns:
     or an optimizer names; in order of the trace, with repetitions."""
     parameters: Ints
     optimizer_states: Ints
-    function_calls: list[FunctionCall]
+    function_inputs: Ints
+    """Keys of the tensors that AOTAutograd's function was called with in forwards."""
     skipped_ns: int  # time inside the compiler, which was not looked at
     kineto: Any  # the profiler's result
 

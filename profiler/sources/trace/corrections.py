@@ -23,7 +23,6 @@ from .categories import (
     UNKNOWN,
 )
 from .columns import Bytes, EventColumns, Ints, at, frozen
-from .compiled import CompiledCalls
 from .context import NO_PHASE, PHASE_BACKWARD, PHASE_FORWARD, PHASE_OPTIMIZER, Context
 from .graph import Graph
 from .storages import Storages
@@ -50,9 +49,8 @@ class Rule(IntEnum):
     OBJECTS = 5
     """At the address of a tensor of the modules or optimizers that the caller named."""
     COMPILED_PHASE = 6
-    """Made in, or handed to, compiled code: Note [Compiled code has no data flow]. This and the
-    next are known before torch's rules run, which then start from them."""
-    COMPILED_PROGRAM = 7
+    """Made in, or handed to, compiled code: Note [Compiled code has no data flow]. This is known
+    before torch's rules run, which then start from it."""
 
 
 ALL_RULES: frozenset[Rule] = frozenset(Rule) - {Rule.TORCH}
@@ -108,7 +106,7 @@ def correct(
     by_torch: Bytes,
     context: Context,
     storages: Storages,
-    compiled: CompiledCalls | None,
+    compiled: Bytes | None,
     objects: KnownObjects,
     rules: frozenset[Rule],
 ) -> tuple[Bytes, Bytes, Ints]:
@@ -172,18 +170,12 @@ def correct(
         apply(Rule.OBJECTS, named[storage] != 0, named[storage])
 
     if compiled is not None:
-        known = compiled.category[storage]
-        by_program = compiled.by_program[storage] != 0
+        known = compiled[storage]
         # A storage the caller's objects name is what they say it is.
-        free = (known != 0) & (rule != Rule.OBJECTS)
-        for which, chosen in (
-            (Rule.COMPILED_PHASE, free & ~by_program & ~in_step),
-            (Rule.COMPILED_PROGRAM, free & by_program),
-        ):
-            # Given before torch's rules ran, so the category already agrees.
-            if which in rules:
-                category[chosen] = known[chosen]
-                rule[chosen] = which
+        chosen = (known != 0) & (rule != Rule.OBJECTS) & ~in_step
+        # Given before torch's rules ran, so the category already agrees.
+        category[chosen] = known[chosen]
+        rule[chosen] = Rule.COMPILED_PHASE
 
     first = np.concatenate([graph.first_value, graph.first_value[-1] + blocks])
     return frozen(category, np.uint8), frozen(rule, np.uint8), frozen(first)

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from memprof.profiler.model import Category, Profile
+from memprof.profiler.model import Category
 from memprof.profiler.model.dataflow import NO_EVENTS
 
 from . import _torch_compat as compat
-from .calls import GeneratedCall, match_calls
 from .categories import CATEGORIES, deduce
 from .columns import Bytes, EventColumns, Ints, ScopeKind
-from .compiled import CompiledCalls, Owner, find_compiled
+from .compiled import of_compiled_code
 from .context import find_context
 from .corrections import ALL_RULES, KnownObjects, Rule, correct
 from .graph import build_graph
@@ -28,7 +27,6 @@ class DataFlowProfile:
     Args:
         columns: what was read of the run.
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
-        memprof_profile: memprof's own profile of the same process.
         objects: what is known of the model's and the optimizer's tensors.
 
     Attributes:
@@ -39,8 +37,8 @@ class DataFlowProfile:
         changes: what happened to memory, by time.
         storages: when each storage was made and released.
         context: where each allocation was made.
-        compiled: what is known of compiled code, None if the trace has none or the
-            rules for it are off.
+        compiled_calls: how many calls of compiled code the trace has; what is inside of them is
+            in memprof's report of compiled code.
     """
 
     def __init__(
@@ -48,32 +46,27 @@ class DataFlowProfile:
         columns: EventColumns,
         *,
         rules: Iterable[Rule] = ALL_RULES,
-        memprof_profile: Profile | None = None,
         objects: KnownObjects | None = None,
     ) -> None:
         rules = frozenset(rules)
         self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
-        calls: list[GeneratedCall] = []
-        given: Bytes | None = None
-        self.compiled: CompiledCalls | None = None
-        code = np.isin(columns.scopes.kind, (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE))
-        of_code = code.any() and bool(rules & {Rule.COMPILED_PHASE, Rule.COMPILED_PROGRAM})
-        if of_code:
-            known = memprof_profile if Rule.COMPILED_PROGRAM in rules else None
-            calls = match_calls(columns, known)
         self._paths = objects.paths
         self.columns = columns
         self.graph = graph = build_graph(columns)
         self.context = context = find_context(columns)
         self.storages = storages = lifetimes(columns)
-        if of_code:
-            self.compiled = find_compiled(columns, context, storages, calls)
-            given = self.compiled.category[: storages.keys]
+        code = (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE)
+        outer = columns.scopes.around(*code, outermost=True)
+        self.compiled_calls = len(np.unique(outer[outer >= 0]))
+        compiled: Bytes | None = None
+        if self.compiled_calls and Rule.COMPILED_PHASE in rules:
+            compiled = of_compiled_code(columns, context, storages)
+        given = None if compiled is None else compiled[: storages.keys]
         self.by_torch, self.counted = deduce(columns, graph, given)
         self.changes = find_changes(columns, graph, self.counted, storages)
         self._category, self._rule, self._first = correct(
-            columns, graph, self.by_torch, context, storages, self.compiled, objects, rules
+            columns, graph, self.by_torch, context, storages, compiled, objects, rules
         )
 
     # -- categories -----------------------------------------------------------------
@@ -104,20 +97,6 @@ class DataFlowProfile:
 
     # -- names ----------------------------------------------------------------------
 
-    def owners(self, storage: int) -> tuple[Owner, ...]:
-        """Owners of a storage made by compiled code, from memprof's own profile, in order of time;
-        () if none is known."""
-        known = self.compiled.owners if self.compiled is not None else {}
-        return tuple(known.get(int(self.storages.created[storage]), ()))
-
-    def owner(self, storage: int, time: int | None = None) -> Owner | None:
-        """Owner of a storage made by compiled code at a time (ns), None for when it is made."""
-        owners = self.owners(storage)
-        if not owners:
-            return None
-        so_far = [o for o in owners if time is not None and o.since <= time]
-        return so_far[-1] if so_far else owners[0]
-
     def module_path(self, scope: int) -> str:
         """Name of a module call: its path where the caller named the model, else the
         names of the calls around it, outermost first."""
@@ -133,21 +112,13 @@ class DataFlowProfile:
             scope = int(scopes.parent[scope])
         return ".".join(reversed(parts))
 
-    def module(self, storage: int, time: int | None = None) -> str | None:
-        """The module that a storage was made for, or is used for at a time (ns); None if
-        none is known."""
-        owner = self.owner(storage, time)
-        if owner is not None and owner.node is not None and owner.node.module_path is not None:
-            return owner.node.module_path
+    def module(self, storage: int) -> str | None:
+        """The module that a storage was made for; None if none is known."""
         row = int(self.storages.created[storage])
         return (self.module_path(int(self.context.module[row])) or None) if row >= 0 else None
 
-    def operator(self, storage: int, time: int | None = None) -> str | None:
-        """The operator that made a storage, or whose value is in it at a time (ns); None if
-        none is known."""
-        owner = self.owner(storage, time)
-        if owner is not None and owner.node is not None:
-            return owner.node.original_aten or owner.node.target
+    def operator(self, storage: int) -> str | None:
+        """The operator that made a storage; None if none is known."""
         row = int(self.storages.created[storage])
         if row < 0:
             return None
@@ -200,7 +171,6 @@ class DataFlowProfile:
 def profile_memory(
     result: Any,
     *,
-    memprof_profile: Profile | None = None,
     modules: Iterable[Any] | Any = (),
     optimizers: Iterable[Any] | Any = (),
     rules: Iterable[Rule] = ALL_RULES,
@@ -210,8 +180,6 @@ def profile_memory(
     Args:
         result: a ``torch.profiler.profile`` made with ``record_shapes=True, profile_memory=True,
             with_stack=True`` that has stopped, or the ``_ProfilerResult`` inside it.
-        memprof_profile: memprof's own profile of the same process; what compiled code
-            allocates then has its FX node, module, line and category.
         modules, optimizers: the model and optimizer that were traced, or several. Their
             tensors are then known for what they are, and modules by their path.
         rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
@@ -229,7 +197,6 @@ def profile_memory(
     return DataFlowProfile(
         read_events(result),
         rules=rules,
-        memprof_profile=memprof_profile,
         objects=KnownObjects(_several(modules), _several(optimizers)),
     )
 

@@ -43,7 +43,6 @@ from .columns import (
     WRITTEN,
     AllocationTable,
     EventColumns,
-    FunctionCall,
     Ints,
     KeyTable,
     LeafTable,
@@ -123,7 +122,7 @@ def _python_kind(name: str) -> int:
         return ScopeKind.MODULE
     if name.endswith(compat.OPTIMIZER_FUNCTION):
         return ScopeKind.OPTIMIZER_STEP
-    if compat.generated_module(name):
+    if compat.is_generated_code(name):
         return ScopeKind.GENERATED_CODE
     return ScopeKind.COMPILER if compat.is_compiler_frame(name) else _PLAIN
 
@@ -175,7 +174,7 @@ class _Reader:
         self.caching = array("q")
         self.scopes = array("q")
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
-        self.calls: list[FunctionCall] = []
+        self.function_inputs: list[int] = []
         self.skipped_ns = 0
 
     # -- the pass -------------------------------------------------------------------
@@ -253,10 +252,8 @@ class _Reader:
                     self.accumulate(event.children)
             elif kind != _FUNCTION:
                 scope = self.scope(kind, event, name, scope, backward)
-            if kind == _FUNCTION:
-                start, end = event.start_time_ns, event.end_time_ns
-                flat = tuple(k if type(k) is int else -1 for k in keys)
-                self.calls.append(FunctionCall(start, end, backward == NODE, flat))
+            if kind == _FUNCTION and backward != NODE:
+                self.function_inputs += [k for k in keys if type(k) is int and k >= 0]
         if leaf < 0 and is_leaf:
             at = event.start_time_ns
             leaf = self.leaf(at, self.name(name), backward, scope, x.sequence_number)
@@ -402,7 +399,7 @@ class _Reader:
             gradients=frozen(self.gradients),
             parameters=frozen(self.parameters),
             optimizer_states=frozen(self.states),
-            function_calls=self.calls,
+            function_inputs=frozen(self.function_inputs, np.int64),
             skipped_ns=self.skipped_ns,
             kineto=kineto,
         )

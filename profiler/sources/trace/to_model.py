@@ -207,11 +207,11 @@ def data_flow_columns(
 
 def _notes(profile: DataFlowProfile) -> list[str]:
     notes = []
-    if (c := profile.compiled) is not None:
+    if profile.compiled_calls:
         notes.append(
-            f"{c.matched:,} of {c.calls:,} compiled calls are known allocation by allocation"
+            f"{profile.compiled_calls:,} compiled calls: known by phase here, and by FX node, "
+            "replays of CUDA graphs too, in the report of compiled code"
         )
-        notes += [f"{n:,} compiled calls are not: {why}" for why, n in sorted(c.unmatched.items())]
     if skipped := profile.columns.skipped_ns:
         notes.append(f"{skipped / 1e9:.1f} s of compilation were not looked at")
     return notes
@@ -238,11 +238,11 @@ def data_flow_device(
     held = leaks(profile, index, LEAKS)
     # Together: finding lines is a walk over the whole trace.
     rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
-    lines = frames(profile, rows, time)
+    lines = frames(profile, rows)
     leaked = []
     for row, step, steps in held:
         category = profile.category(row, sys.maxsize)  # of its last version
-        storage = _described(profile, row, None, category, lines, perf_origin_ns)
+        storage = _described(profile, row, category, lines, perf_origin_ns)
         leaked.append(DataFlowLeak(storage, step, steps))
     return DataFlowDevice(
         device=device,
@@ -271,7 +271,7 @@ def storages_at(
     what to take from times to have the clock of the call log; ``lines`` are ``frames`` of the
     storages, where they are known already."""
     rows = live_rows(profile, device, time).tolist()
-    lines = frames(profile, rows, time) if lines is None else lines
+    lines = frames(profile, rows) if lines is None else lines
     versions = profile.versions_at(time)
     leaves = profile.columns.leaves
     backward = np.sort(leaves.start[leaves.backward == NODE])
@@ -281,30 +281,19 @@ def storages_at(
         # One of the backward's nodes begins in its life.
         born, died = np.searchsorted(backward, profile.storages.life(row))
         awaited = category is Category.ACTIVATION and bool(born < died)
-        out.append(_described(profile, row, time, category, lines, origin, awaited))
+        out.append(_described(profile, row, category, lines, origin, awaited))
     return out
 
 
-def frames(
-    profile: DataFlowProfile, storages: Iterable[int], time: int | None = None
-) -> dict[int, SourceFrame]:
-    """The line of user code that made each storage, or whose value is in it at a time (ns),
-    where it is known.
-
-    Compiled code names the line that its FX node came from; for the rest the trace is
-    walked once more, down to these allocations only.
-    """
+def frames(profile: DataFlowProfile, storages: Iterable[int]) -> dict[int, SourceFrame]:
+    """The line of user code that made each storage, where it is known: the trace is walked once
+    more, down to these allocations only."""
     out: dict[int, SourceFrame] = {}
     events: dict[int, list[int]] = {}
     for storage in dict.fromkeys(storages):
         row = int(profile.storages.created[storage])
-        if row < 0:
-            continue
-        owner = profile.owner(storage, time)
-        if owner is not None and owner.node is not None and owner.node.frame is not None:
-            out[storage] = owner.node.frame
-            continue
-        events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
+        if row >= 0:
+            events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
     for event, frame in frames_of_events(profile.columns, set(events)).items():
         out.update(dict.fromkeys(events[event], frame))
     return out
@@ -313,23 +302,20 @@ def frames(
 def _described(
     profile: DataFlowProfile,
     row: int,
-    time: int | None,
     category: Category,
     lines: Mapping[int, SourceFrame],
     origin: int,
     awaited: bool = False,
 ) -> DataFlowStorage:
-    """A storage as it is at a time (ns), or when it is made."""
-    owner = profile.owner(row, time)
+    """A storage, whose category changes with time."""
     known = int(profile.storages.created[row]) >= 0
     return DataFlowStorage(
         nbytes=int(profile.storages.size[row]),
         category=category,
-        op=profile.operator(row, time),
-        module=profile.module(row, time),
+        op=profile.operator(row),
+        module=profile.module(row),
         frame=lines.get(row),
         created_ns=profile.storages.life(row)[0] - origin if known else None,
-        graph=None if owner is None else owner.graph.id,
         awaited=awaited,
         why=profile.why_unknown(row) if category is Category.UNKNOWN else "",
     )

@@ -54,7 +54,6 @@ class DataFlowPeak:
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
     live: list[model.DataFlowStorage]  # the same one by one, largest first
-    graphs: dict[int, str]  # labels of the graphs that ``live`` names by their ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
             continue
         shares = [(c, column[at]) for c, column in device.bytes.items() if column[at]]
         unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
-        named = {s.graph for s in device.live}
         out.append(
             DataFlowPeak(
                 device=device.device,
@@ -90,7 +88,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
                 notes=profile.dataflow.notes if profile.dataflow else [],
                 views={v: data_flow_breakdown(device.live, v) for v in _VIEWS},
                 live=sorted(device.live, key=lambda s: -s.nbytes),
-                graphs={g.id: g.label for g in profile.graphs if g.id in named},
             )
         )
     return out

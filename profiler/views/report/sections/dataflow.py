@@ -103,7 +103,7 @@ def _live(p: DataFlowPeak) -> Table:
         col.share(total),
         col.CATEGORY,
         col.Code("made by"),
-        *col.below(col.Code("graph"), col.MODULE, col.LINE),
+        *col.below(col.MODULE, col.LINE),
     )
     rows = [
         (
@@ -111,15 +111,14 @@ def _live(p: DataFlowPeak) -> Table:
             s.nbytes,
             s.category.value,
             s.op or "unknown, or made before the run",
-            None if s.graph is None else p.graphs.get(s.graph),
             module_name(s.module),
             s.frame,
         )
         for s in live
     ]
     rest = sum(s.nbytes for s in p.live[_MOST:])
-    sums: list[col.Row] = [(total, total, "", "total", "", "", None)]
+    sums: list[col.Row] = [(total, total, "", "total", "", None)]
     if rest:
-        sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", "", None))
+        sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", None))
     caption = f"Live on {p.device} at that peak"
     return Table(columns, rows, tuple(sums), caption, rest="smaller", detail=True)

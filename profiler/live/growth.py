@@ -1,8 +1,8 @@
 """Growth of memory over the steps of a run, from all parts of a profile.
 
 The same leak may be seen by several parts. For each device the best of them counts: the allocator's
-history, which has every block and who holds it; then the data-flow profile, which has lines; then
-the forwards of compiled code; then the tracker, which has sizes.
+history, which has every block and who holds it; then the forwards of compiled code; then the
+tracker, which has sizes.
 
 Note [What counts as growth]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -41,8 +41,6 @@ from typing import NamedTuple
 
 from memprof.profiler.model import (
     Category,
-    DataFlowDevice,
-    DataFlowLeak,
     Growth,
     GrowthSource,
     Held,
@@ -121,8 +119,6 @@ _ORDER = list(GrowthSource)
 def growth(profile: Profile) -> list[Growth]:
     """Memory that is held across steps and grows, most bytes a step first."""
     every = [*profile.growth, *_of_tracker(profile)]
-    for device_flow in profile.dataflow.devices if profile.dataflow is not None else ():
-        every += _of_device(device_flow)
     best: dict[str, int] = {}
     for g in every:
         best[g.device] = min(_ORDER.index(g.source), best.get(g.device, len(_ORDER)))
@@ -138,48 +134,11 @@ def looked(profile: Profile) -> list[str]:
         short = 0 < account.steps < LEAST or account.simulated
         if account.failure is None and not (account.present or short):
             words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
-    if profile.dataflow is not None:
-        words.append("the data-flow profile")
     if len(profile.calls):
         words.append(f"{len(profile.calls):,} calls of compiled code")
     if profile.tracker is not None:
         words.append(f"{len(profile.tracker.snapshots):,} snapshots of the tracker")
     return words
-
-
-def _of_device(device: DataFlowDevice) -> Iterator[Growth]:
-    steps = max((leak.made_in + leak.held_for for leak in device.leaks), default=0)
-    kept = [leak for leak in device.leaks if leak.made_in + leak.held_for == steps]
-    lines: dict[tuple[object, ...], list[DataFlowLeak]] = {}
-    for leak in kept:
-        s = leak.storage
-        lines.setdefault((s.frame, s.op, s.module), []).append(leak)
-    for group in lines.values():
-        held: Counter[int] = Counter()
-        for leak in group:
-            held[leak.made_in + 1] += leak.storage.nbytes
-        rate = rate_of(held, steps)
-        if rate is not None:
-            first, nbytes = group[0].storage, sum(held.values())
-            part = Held(
-                first.category,
-                nbytes=nbytes,
-                count=len(group),
-                modules=first.module or "",
-                frame=first.frame,
-                nodes=first.op or "",
-            )
-            yield Growth(
-                GrowthSource.DATA_FLOW,
-                device=device.device,
-                nbytes=nbytes,
-                a_step=rate.a_step,
-                step="step",
-                since=rate.since,
-                steps=steps,
-                frame=first.frame,
-                parts=(part,),
-            )
 
 
 def _of_tracker(profile: Profile) -> Iterator[Growth]:

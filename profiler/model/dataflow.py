@@ -43,16 +43,6 @@ class DataFlowStorage:
 
 
 @dataclass(frozen=True, slots=True)
-class DataFlowLeak:
-    """A storage, as it was when it was last written to, that outlived the training step that made
-    it (by number, from 0) and so many steps after."""
-
-    storage: DataFlowStorage
-    made_in: Int
-    held_for: Int
-
-
-@dataclass(frozen=True, slots=True)
 class DataFlowDevice:
     """Live bytes of one device over time.
 
@@ -63,7 +53,6 @@ class DataFlowDevice:
             as ``time_ns``. A category that never has a byte has no column.
         peak: index in ``time_ns`` of the first time with the most bytes, None if empty.
         live: the storages live then, largest first; they add up to all bytes there.
-        leaks: the largest storages of the whole trace that outlived their step, largest first.
         reserved, allocated: what the caching allocator held at the peak, None on a device
             without one. Their difference is what it holds idle or lost to fragmentation.
     """
@@ -73,7 +62,6 @@ class DataFlowDevice:
     bytes: dict[Category, list[Count]] = field(default_factory=dict)
     peak: Int | None = None
     live: list[DataFlowStorage] = field(default_factory=list)
-    leaks: list[DataFlowLeak] = field(default_factory=list)
     reserved: Int | None = None
     allocated: Int | None = None
 

@@ -35,13 +35,6 @@ class Context:
     optimizer: Ints
     module: Ints  # the innermost; in the backward, that of the forward operator
     compiled: Ints  # the outermost compiled call
-    steps: Ints
-    """End of each training step, ns: ``ProfilerStep`` ranges if there are any, else optimizer
-    steps."""
-
-    def step(self, times: Ints) -> Ints:
-        """Number of the training step, from 0, that each time (ns) lies in."""
-        return np.searchsorted(self.steps, times, side="left")
 
 
 def find_context(columns: EventColumns) -> Context:
@@ -62,9 +55,6 @@ def find_context(columns: EventColumns) -> Context:
         by_sequence = _module_of_backward(columns, nearest_module)[allocations.leaf]
         module = np.where(backward & (module < 0), by_sequence, module)
 
-    ends = np.sort(scopes.end[scopes.kind == ScopeKind.PROFILER_STEP])
-    if not len(ends):
-        ends = np.sort(scopes.end[scopes.kind == ScopeKind.OPTIMIZER_STEP])
     phase = np.where(optimizer >= 0, np.uint8(PHASE_OPTIMIZER), backward.astype(np.uint8))
     row = np.int16 if len(scopes) < 1 << 15 else np.int32
     return Context(
@@ -72,7 +62,6 @@ def find_context(columns: EventColumns) -> Context:
         optimizer=frozen(optimizer, row),
         module=frozen(module, row),
         compiled=frozen(compiled, row),
-        steps=frozen(ends),
     )
 
 

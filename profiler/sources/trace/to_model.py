@@ -1,5 +1,5 @@
 """A data-flow profile as objects of the model that files and views have: what is live at an
-instant, bytes by category over time, storages that should not have stayed, and the peak.
+instant, bytes by category over time, and the peak.
 
 Note [Bytes at an instant]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -11,7 +11,6 @@ version is that of the last write before t.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -22,7 +21,6 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
-    DataFlowLeak,
     DataFlowStorage,
     SourceFrame,
 )
@@ -149,30 +147,6 @@ def live_rows(profile: DataFlowProfile, device: int, time: int) -> Ints:
     return rows[np.argsort(-s.size[rows], kind="stable")]
 
 
-def leaks(profile: DataFlowProfile, device: int, most: int) -> list[tuple[int, int, int]]:
-    """(storage, step that made it, steps it outlived) of the ``most`` largest storages that
-    outlived their step and the one after, largest first.
-
-    Gradients and the like may well live into the next step, up to where it clears them;
-    what is still there when the next step ends is held by something else. Parameters and
-    optimizer state are meant to stay.
-    """
-    s, context = profile.storages, profile.context
-    rows = _present(profile, device)
-    rows = rows[(s.created[rows] >= 0) & (s.size[rows] > 0)]
-    made_in = context.step(profile.columns.allocations.start[s.created[rows]])
-    ended = np.searchsorted(context.steps, s.died[rows], side="left")
-    # What is never released outlives every step there is, up to the end of the trace.
-    held = ended - made_in
-    stay = (Category.PARAMETER, Category.OPTIMIZER_STATE)
-    found = [
-        (row, step, n)
-        for row, step, n in zip(rows.tolist(), made_in.tolist(), held.tolist(), strict=True)
-        if n >= 2 and profile.category(row) not in stay
-    ]
-    return sorted(found, key=lambda f: (-int(s.size[f[0]]), f[0]))[:most]
-
-
 def _present(profile: DataFlowProfile, device: int) -> Ints:
     """Storages of a device that take part in the changes."""
     s = profile.storages
@@ -183,8 +157,6 @@ def _present(profile: DataFlowProfile, device: int) -> Ints:
 
 POINTS = 20_000
 """Most times a device: a page or a file has no use for more."""
-LEAKS = 1_000
-"""Most storages a device that are listed as having outlived their step."""
 
 
 def data_flow_columns(
@@ -235,15 +207,6 @@ def data_flow_device(
     on_it = profile.columns.allocations.device[caching] == index
     before = np.flatnonzero(on_it & (start[caching] <= time))
     last = before[np.argmax(start[caching[before]])] if len(before) else None
-    held = leaks(profile, index, LEAKS)
-    # Together: finding lines is a walk over the whole trace.
-    rows = [*live_rows(profile, index, time).tolist(), *(row for row, _, _ in held)]
-    lines = frames(profile, rows)
-    leaked = []
-    for row, step, steps in held:
-        category = profile.category(row, sys.maxsize)  # of its last version
-        storage = _described(profile, row, category, lines, perf_origin_ns)
-        leaked.append(DataFlowLeak(storage, step, steps))
     return DataFlowDevice(
         device=device,
         time_ns=(table.time - perf_origin_ns).tolist(),
@@ -253,8 +216,7 @@ def data_flow_device(
             if table.bytes[:, i].any()
         },
         peak=peak,
-        live=storages_at(profile, index, time, perf_origin_ns, lines),
-        leaks=leaked,
+        live=storages_at(profile, index, time, perf_origin_ns),
         reserved=None if last is None else int(profile.columns.caching_reserved[last]),
         allocated=None if last is None else int(profile.columns.caching_allocated[last]),
     )
@@ -265,13 +227,11 @@ def storages_at(
     device: int,
     time: int,
     origin: int = 0,
-    lines: Mapping[int, SourceFrame] | None = None,
 ) -> list[DataFlowStorage]:
     """Storages live at a time (ns) on a device, given by its index, largest first. ``origin`` is
-    what to take from times to have the clock of the call log; ``lines`` are ``frames`` of the
-    storages, where they are known already."""
+    what to take from times to have the clock of the call log."""
     rows = live_rows(profile, device, time).tolist()
-    lines = frames(profile, rows) if lines is None else lines
+    lines = frames(profile, rows)
     versions = profile.versions_at(time)
     leaves = profile.columns.leaves
     backward = np.sort(leaves.start[leaves.backward == NODE])
@@ -331,7 +291,6 @@ class PeakReport:
         nbytes: live bytes then.
         categories, modules, operators, lines: the live bytes by each.
         saved: largest activations that wait for the backward at that time.
-        leaks: largest storages of the whole trace that outlived their step.
     """
 
     device: DataFlowDevice
@@ -342,11 +301,9 @@ class PeakReport:
     operators: Breakdown
     lines: Breakdown
     saved: list[DataFlowStorage]
-    leaks: list[DataFlowLeak]
 
     def __repr__(self) -> str:
-        leaks = f", {len(self.leaks)} outlived their step" if self.leaks else ""
-        return f"<PeakReport: {self.nbytes:,} bytes on {self.device.device}{leaks}>"
+        return f"<PeakReport: {self.nbytes:,} bytes on {self.device.device}>"
 
 
 def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> PeakReport:
@@ -355,7 +312,7 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
     Args:
         profile: from ``profile_memory``.
         device: e.g. ``cpu`` or ``cuda:0``.
-        largest: how many saved activations and leak suspects to list.
+        largest: how many saved activations to list.
 
     Raises:
         ValueError: nothing in the trace is on that device.
@@ -371,5 +328,4 @@ def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> 
         operators=data_flow_breakdown(found.live, View.NODE),
         lines=data_flow_breakdown(found.live, View.LINE),
         saved=[s for s in found.live if s.awaited][:largest],
-        leaks=found.leaks[:largest],
     )

@@ -33,7 +33,6 @@ from memprof.profiler import model
 from memprof.profiler.live.attribution import Breakdown, View, data_flow_breakdown
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
-_LEAKS = 10
 """Most storages that outlived their step in a report, the largest."""
 
 
@@ -47,7 +46,6 @@ class DataFlowPeak:
     categories: dict[model.Category, int]  # bytes, largest first
     times: int  # number of entries
     unknown: dict[str, int]  # bytes without a category, by reason, largest first
-    leaks: list[model.DataFlowLeak]  # the largest storages that outlived their training step
     # reserved, allocated: what the caching allocator held then, None if it has none
     reserved: int | None
     allocated: int | None
@@ -82,7 +80,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
                 categories=dict(sorted(shares, key=lambda s: -s[1])),
                 times=len(device.time_ns),
                 unknown={share.key: share.nbytes for share in unknown},
-                leaks=device.leaks[:_LEAKS],
                 reserved=device.reserved,
                 allocated=device.allocated,
                 notes=profile.dataflow.notes if profile.dataflow else [],

@@ -15,10 +15,6 @@ from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.live.growth import LEAST, MIN_A_STEP, Gone, Rate, growth, looked, rate_of
 from memprof.profiler.model import (
     Category,
-    DataFlowColumns,
-    DataFlowDevice,
-    DataFlowLeak,
-    DataFlowStorage,
     DeviceAccount,
     Growth,
     GrowthSource,
@@ -104,15 +100,6 @@ class TestRule:
 LINE = SourceFrame("/home/me/train.py", 12, "step", "debug.append(probs)")
 
 
-def leaking(steps: int = 12) -> DataFlowColumns:
-    storage = DataFlowStorage(2 * MIB, Category.OUTPUT, op="aten::softmax", frame=LINE)
-    batch = DataFlowStorage(MIB, Category.INPUT, op="aten::copy_")
-    leaks = [DataFlowLeak(storage, made, steps - made) for made in range(steps - 1)]
-    # One that went, and one that is held from one step alone.
-    leaks += [DataFlowLeak(storage, 2, 3), DataFlowLeak(batch, 1, steps - 1)]
-    return DataFlowColumns([DataFlowDevice("cuda:0", leaks=leaks)])
-
-
 def tracked(sizes: list[int]) -> TrackerRecord:
     def snapshot(i: int, nbytes: int) -> MemorySnapshot:
         tensors = tuple(
@@ -130,13 +117,6 @@ def tracked(sizes: list[int]) -> TrackerRecord:
 
 
 class TestProfiles:
-    def test_the_data_flow_profile(self) -> None:
-        (found,) = growth(Profile(dataflow=leaking()))
-        assert found.source is GrowthSource.DATA_FLOW
-        assert (found.a_step, found.since, found.steps) == (2 * MIB, 1, 12)
-        assert found.nbytes == 11 * 2 * MIB
-        assert found.frame == LINE
-
     def test_the_tracker(self) -> None:
         # Up and down in each step, with a floor that rises.
         sizes = [(i // 2 + (i % 2) * 5) * MIB for i in range(40)]
@@ -157,7 +137,7 @@ class TestProfiles:
     def test_who_knows_best_is_believed(self) -> None:
         held = Growth(GrowthSource.ALLOCATOR, "cuda:0", MIB, KIB, "optimizer step", 1, 20)
         on_cpu = Growth(GrowthSource.COMPILED, "cpu", MIB, 4 * KIB, "call", 1, 20)
-        profile = Profile(growth=[held, on_cpu], dataflow=leaking())
+        profile = Profile(growth=[held, on_cpu], tracker=tracked([i * MIB for i in range(40)]))
         assert growth(profile) == [on_cpu, held]
 
 

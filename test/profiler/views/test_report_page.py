@@ -25,7 +25,6 @@ from memprof.profiler.model import (
     Category,
     DataFlowColumns,
     DataFlowDevice,
-    DataFlowLeak,
     DataFlowStorage,
     GraphKind,
     GraphRecord,
@@ -770,7 +769,6 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
         [
             DataFlowDevice(
                 *("cpu", times, {Category.ACTIVATION: used}, peak, [unknown, made]),
-                leaks=[DataFlowLeak(made, 3, 4)],
                 reserved=8 * MIB,
                 allocated=6 * MIB,
             )
@@ -810,9 +808,6 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
     assert f"The allocator held {held} then, {idle} of it idle." in flow
     assert "0.5 s of compilation were not looked at." in flow
     assert "no operator took a tensor in it" in flow
-    leak = page.locator("#dataflow table", has_text="steps it outlived").locator("tbody tr")
-    assert leak.count() == 1
-    assert leak.locator("td").all_inner_texts()[1:3] == ["3", "4"]
     assert "9.00 ms from 1970-01-01 00:00:00 UTC, ended" in tracker
     assert "problem: a problem <b>" in tracker
     assert page.locator("#tracker tr", has_text="forward").count() == 1

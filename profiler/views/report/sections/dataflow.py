@@ -23,7 +23,7 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
         title += f"{format_ns(p.after_ns)} into the torch.profiler run"
-        tables = (_categories(p), *map(partial(_by, p), _VIEWS), _live(p), _unknown(p), _leaks(p))
+        tables = (_categories(p), *map(partial(_by, p), _VIEWS), _live(p), _unknown(p))
         shown = tuple(table for table in tables if table.rows)
         view = f"curve dataflow {p.device}"
         name = "data flow by source line, module and operator"
@@ -70,30 +70,6 @@ def _unknown(p: DataFlowPeak) -> Table:
     columns = (col.Bytes("bytes"), col.Text("why", fold=True))
     rows = [(nbytes, why) for why, nbytes in p.unknown.items()]
     return Table(columns, rows, caption="Without a category", detail=True)
-
-
-def _leaks(p: DataFlowPeak) -> Table:
-    columns = (
-        col.Bytes("bytes"),
-        *col.alike(col.Count, "made in step", "steps it outlived"),
-        col.CATEGORY,
-        col.Code("made by"),
-        *col.below(col.MODULE, col.LINE),
-    )
-    rows = [
-        (
-            s.nbytes,
-            leak.made_in,
-            leak.held_for,
-            s.category.value,
-            s.op or "unknown",
-            module_name(s.module),
-            s.frame,
-        )
-        for leak in p.leaks
-        for s in (leak.storage,)
-    ]
-    return Table(columns, rows, caption="Outlives its training step, the largest", detail=True)
 
 
 def _live(p: DataFlowPeak) -> Table:

@@ -1,4 +1,4 @@
-"""What is live at the peak, and what outlives its step."""
+"""What is live at the peak."""
 
 from __future__ import annotations
 
@@ -49,31 +49,6 @@ def test_the_largest_saved_activations_have_module_operator_and_line() -> None:
     )
     assert largest.frame is not None
     assert largest.frame.location.endswith(f"test_peak.py:{line}")
-
-
-def test_what_outlives_two_steps_is_a_suspect() -> None:
-    case = mlp()
-    opt = optimizer("adam", case.model)
-    train(case, opt, 1)
-    history = []
-    with profiled() as prof:
-        for _ in range(4):
-            opt.zero_grad()
-            y = case.model(case.batch())
-            history.append(y.detach())
-            y.pow(2).mean().backward()
-            opt.step()
-    del y
-    leaks = peak_report(profile_memory(prof, modules=case.model, optimizers=opt), "cpu").leaks
-    # THEN the outputs kept from the first two steps are, the others are too young; and
-    # neither gradients, cleared by the next step, nor optimizer state are
-    assert [(k.made_in, k.held_for, k.storage.nbytes) for k in leaks] == [
-        (0, 4, 16 * 10 * 4),
-        (1, 3, 16 * 10 * 4),
-        (2, 2, 16 * 10 * 4),
-    ]
-    assert {k.storage.module for k in leaks} == {"4"}
-    assert {k.storage.category for k in leaks} == {Category.ACTIVATION}
 
 
 def test_a_closure_that_runs_the_backward_is_not_the_optimizers() -> None:

@@ -7,7 +7,7 @@ the latest calls.
 
 Note [What a file says of its writer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A running process appends to its file every few seconds if anything is new, so the age of what is
+A running process writes to its file every few seconds if anything is new, so the age of what is
 there says when it last did something; that it lives says its lock on the file (``writing.py``), and
 an end says the last frame. Without an end and without a lock it has died. Where the file system has
 no locks the process is asked for by its number, on its own host only; else nobody can tell.
@@ -92,7 +92,7 @@ class JobFile:
         """Whole frames that are new since the last call; all frames if the file was replaced."""
         data, begin, file = read_from(self.path, self._read, self._file)
         if file != self._file or begin < self._read or (begin and not may_begin(data)):
-            # Written anew: a tracker's, at its end and when it has become long.
+            # Written anew, as a tracker's is.
             self._forget()
             data, begin, self._file = read_from(self.path, 0, None)
         found = [frame for frame in frames(data, self.path) if isinstance(frame, Frame)]

@@ -36,7 +36,6 @@ from memprof.profiler.support.errors import (
 )
 
 from .frames import Damage, Frame, Kind, frames
-from .tracker_fold import Entry, TrackerFold
 
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 """Errors of decoding JSON that has another type, is no text, or is nested too deep."""
@@ -147,7 +146,6 @@ class Document:
         self._ledger: list[LedgerEntry] = []
         self._columns = CallColumns()
         self._counts: Counter[int] = Counter()
-        self._tracker: TrackerFold | None = None
         self._dropped = 0
         self._complete = False
         self._next = 0
@@ -183,9 +181,6 @@ class Document:
             self._entries(msgspec.json.decode(payload, type=_Ledger))
         elif frame.kind == Kind.CALLS:
             self._calls(msgspec.json.decode(payload, type=_Calls))
-        elif frame.kind == Kind.TRACKER:
-            self._tracker = self._tracker or TrackerFold()
-            self._tracker.add(msgspec.json.decode(payload, type=Entry))
         elif frame.kind == Kind.END:
             self._complete = True
 
@@ -279,12 +274,8 @@ class Document:
             calls=self._columns.each(list, self._dropped),
             complete=self._complete,
         )
-        lost: list[str] = []
-        if self._tracker is not None:
-            record, lost = self._tracker.record()
-            found = found.with_tracker(record)
         # Chunks are cut while calls go on: these counts may be a little ahead of the calls.
         logged = len(found.calls) + found.calls.dropped
         found.released = {k: min(n, logged) for k, n in found.released.items()}
-        found.left_out = [*found.left_out, *self.left_out, *lost]
+        found.left_out = [*found.left_out, *self.left_out]
         return found

@@ -4,10 +4,8 @@ Note [What the frames of a profile hold]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 docs/profile-format.md has the payload of each ``Kind``, JSON that ``decoding.py`` reads. Fields,
 graphs, their programs and ledger entries are said where they are new or have changed; calls with
-differences of their starts, which cost some 6 bytes each. A tracker that runs writes one ``Entry``
-of ``file/tracker_fold.py`` after the other; a file has these, or the whole ``tracker`` as a field.
-Without an ``END`` ``Profile.complete`` is False, and a graph's number of calls is that of the calls
-in the file.
+differences of their starts, which cost some 6 bytes each. Without an ``END`` ``Profile.complete``
+is False, and a graph's number of calls is that of the calls in the file.
 
 Whatever the pieces, the profile read is the one that was there at the last:
 ``test/profiler/file/test_frames.py`` holds this for random histories.

@@ -36,7 +36,6 @@ class Kind(enum.IntEnum):
     LEDGER = 3
     CALLS = 4
     END = 5
-    TRACKER = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from memprof.profiler.model import Profile
 from memprof.profiler.support.json_text import to_json
 
 from .documents import everything
-from .hostile_tracker import TRACKER_FILES
 
 CONTROLS = "".join(
     chr(c)
@@ -164,7 +163,6 @@ def _more(kind: Kind, *payloads: bytes) -> bytes:
 
 
 CORPUS: dict[str, Callable[[], bytes]] = {
-    **TRACKER_FILES,
     "control characters in every text": lambda: with_every_text(ESCAPES),
     "line breaks in every text": lambda: with_every_text("\nforged row\n"),
     "markup in every text": lambda: with_every_text("[red]x[/red][link=http://x]y[/link]"),

@@ -3,8 +3,8 @@ shutdown. ``docs/tracker.md`` says how it is used, what it costs and what it can
 
 Read in this order: ``tensors.py`` (which tensors are alive), ``sources.py`` (what allocators and
 the system say), ``operations.py`` with ``places.py`` and ``ration.py`` (what the user names),
-``operators.py`` (what torch runs), ``journal.py`` (the file while it grows), ``recorder.py`` (all
-that is recorded, and a snapshot of it), ``tracker.py`` (the tracker's life), ``api.py`` (what users
-call; signals, exit, fork). ``journal``, ``settings``, ``naming`` and ``ration`` need no torch;
-``profiler/file/tracker_fold.py`` says what a file adds up to.
+``operators.py`` (what torch runs), ``thinning.py`` (what is kept), ``record_file.py`` (the file),
+``recorder.py`` (all that is recorded, and a snapshot of it), ``tracker.py`` (the tracker's life),
+``api.py`` (what users call; signals, exit, fork). ``record_file``, ``thinning``, ``settings``,
+``naming`` and ``ration`` need no torch.
 """

@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from heapq import nlargest
 
-from memprof.profiler.file.tracker_fold import OperationRow, operations_to_drop
-from memprof.profiler.model import OperationSummary, TensorInfo
+from memprof.profiler.model import MemoryColumns, OperationColumns, OperationSummary, TensorInfo
 from memprof.profiler.model.tracker import path_of
 
 from . import naming
@@ -38,6 +36,7 @@ from .ration import LONGEST_NS, Allowance
 from .settings import TrackerSettings
 from .sources import Sources
 from .tensors import TensorStorage
+from .thinning import operations_to_drop
 
 LOCK_WAIT_S = 0.05
 """Seconds that an edge waits at most for the thread that takes a snapshot."""
@@ -90,24 +89,38 @@ class Operation:
         if figures is not None and nbytes > figures[2]:
             figures[2] = nbytes
 
-    def row(self, kept: Container[int] | None = None) -> OperationRow:
-        """As it is written; the parent is the nearest one of ``kept``, by default any."""
-        parent = self.parent
-        while parent is not None and kept is not None and parent.number not in kept:
+    def add_to(self, columns: OperationColumns, position: Mapping[int, int]) -> None:
+        """Add it to columns; its parent is the nearest one that has a position, by number."""
+        at, parent = len(columns), self.parent
+        while parent is not None and parent.number not in position:
             parent = parent.parent
-        return OperationRow(
-            self.number,
-            self.summary,
-            self.lane,
-            parent.number if parent is not None else -1,
-            self.start_ns,
-            self.end_ns,
-            *self.tensors_before,
-            *self.tensors_after,
-            {d: (f[0], f[1], f[2], bool(f[3])) for d, f in self.memory.items()},
-            self.failed,
-        )
+        columns.summary.append(self.summary)
+        columns.lane.append(self.lane)
+        columns.parent.append(-1 if parent is None else position[parent.number])
+        columns.start_ns.append(self.start_ns)
+        columns.end_ns.append(self.end_ns)
+        columns.tensor_bytes_before.append(self.tensors_before[0])
+        columns.tensors_before.append(self.tensors_before[1])
+        columns.tensor_bytes_after.append(self.tensors_after[0])
+        columns.tensors_after.append(self.tensors_after[1])
+        columns.failed.append(self.failed)
+        for device in self.memory:
+            if device not in columns.memory:
+                columns.memory[device] = MemoryColumns(
+                    before=[-1] * at,
+                    after=[-1] * at,
+                    peak=[-1] * at,
+                    exact=[False] * at,
+                )
+        for device, known in columns.memory.items():
+            figures = self.memory.get(device, _UNKNOWN_MEMORY)
+            known.before.append(figures[0])
+            known.after.append(figures[1])
+            known.peak.append(figures[2])
+            known.exact.append(bool(figures[3]))
 
+
+_UNKNOWN_MEMORY = [-1, -1, -1, 0]
 
 CURRENT: ContextVar[Operation | None] = ContextVar("memprof_operation", default=None)
 """The innermost operation that runs in this thread or task."""
@@ -137,7 +150,7 @@ class OperationLog:
         self.lanes = Lanes()
         self.dropped = 0
         self.cost_ns = 0
-        self._limit = limit = settings.max_operations
+        self._limit = settings.max_operations
         self._left = min(settings.largest, MAX_LEFT)
         self._allowance = Allowance(settings.operation_share)
         # What is below belongs to who holds the lock.
@@ -146,7 +159,6 @@ class OperationLog:
         self.seen = 0
         self._rows: list[Operation] = []
         self._running: dict[int, Operation] = {}
-        self._ended: deque[Operation] = deque(maxlen=max(limit, 1))
         self._edges = 0
         self._edges_at_look = 0
 
@@ -297,8 +309,6 @@ class OperationLog:
                 parent.saw(device, figures[2])
         self._count_edge(operation.tensors_after)
         self._running.pop(operation.number, None)
-        if self._limit:
-            self._ended.append(operation)
         self._tree.add(
             operation.summary,
             operation.end_ns - operation.start_ns,
@@ -375,26 +385,19 @@ class OperationLog:
         with self._lock:
             return list(self._running.values())
 
-    def rows(self) -> list[OperationRow]:
+    def columns(self) -> OperationColumns:
+        """All invocations that are kept, in order of their start."""
         with self._lock:
-            operations = list(self._rows)
-        kept = {o.number for o in operations}
-        rows: list[OperationRow] = []
+            operations = sorted(self._rows, key=lambda o: (o.start_ns, o.number))
+        position = {o.number: i for i, o in enumerate(operations)}
+        found = OperationColumns()
         # All at once would hold up operations that begin or end meanwhile, some 0.1 s.
         for i in range(0, len(operations), 500):
             with self._lock:
-                rows += [o.row(kept) for o in operations[i : i + 500]]
-        return rows
+                for operation in operations[i : i + 500]:
+                    operation.add_to(found, position)
+        return found
 
     def summaries(self) -> list[OperationSummary]:
         with self._lock:
             return self._tree.summaries()
-
-    def news(self, limit: int) -> tuple[list[OperationRow], dict[int, OperationSummary]]:
-        """Changes since the last call: at most ``limit`` rows of operations that have ended, and
-        summaries. Call again until there are none."""
-        with self._lock:
-            rows: list[OperationRow] = []
-            while self._ended and len(rows) < limit:
-                rows.append(self._ended.popleft().row())
-            return rows, self._tree.changed(limit)

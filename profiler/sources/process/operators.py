@@ -61,12 +61,10 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class OperatorTable:
-    """Operator statistics added up over windows: ``added`` of them, the last ``MAX_WINDOWS`` in
-    ``windows``."""
+    """Operator statistics added up over windows, the last ``MAX_WINDOWS`` in ``windows``."""
 
     def __init__(self) -> None:
         self.windows: list[Span] = []
-        self.added = 0
         self.peak_cpu_bytes: int | None = None
         self._sequence: list[OperatorCall] = []
         # A signal's handler can write the record while this thread adds a window.
@@ -90,7 +88,6 @@ class OperatorTable:
                     self._add(a.key, as_shapes(a.input_shapes), figures)
             highest = max(accumulate(allocations, initial=0))
             self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, highest)
-            self.added += 1
             self.windows.append(window)
             del self.windows[:-MAX_WINDOWS]
 

@@ -23,7 +23,6 @@ class OperationTree:
     def __init__(self) -> None:
         self.sums: list[OperationSummary] = []
         self._by_place: dict[tuple[int, str], int] = {}
-        self._changed: set[int] = set()
 
     def place(self, parent: int, name: str) -> int:
         """The number of ``name`` below place ``parent``, -1 for the root."""
@@ -32,7 +31,6 @@ class OperationTree:
         found = self._by_place.setdefault((parent, name), len(self.sums))
         if found == len(self.sums):
             self.sums.append(OperationSummary(name, parent))
-            self._changed.add(found)
         return found
 
     def add(
@@ -47,7 +45,6 @@ class OperationTree:
         """Count an invocation that has ended; ``memory`` is by device bytes before, after and
         highest seen, and maybe more."""
         sums = self.sums[place]
-        self._changed.add(place)
         sums.max_ns = max(sums.max_ns, took_ns)
         sums.total_ns += took_ns
         sums.count += 1
@@ -74,12 +71,6 @@ class OperationTree:
 
     def summaries(self) -> list[OperationSummary]:
         return [_copy(s) for s in self.sums]
-
-    def changed(self, limit: int) -> dict[int, OperationSummary]:
-        """At most ``limit`` of the places that changed since they were last returned."""
-        found = {i: _copy(self.sums[i]) for i in sorted(self._changed)[:limit]}
-        self._changed.difference_update(found)
-        return found
 
 
 def _copy(sums: OperationSummary) -> OperationSummary:

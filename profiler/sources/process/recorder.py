@@ -17,7 +17,6 @@ import torch
 
 from memprof.profiler import model
 from memprof.profiler.file.profile_file import encode_profile
-from memprof.profiler.file.tracker_fold import Entry, as_columns, thin_snapshots
 from memprof.profiler.model import MemorySnapshot, SnapshotKind, TensorInfo, TrackedDevice
 from memprof.profiler.sources.allocator.referrers import Referrers
 from memprof.profiler.support.errors import ProfileError
@@ -25,20 +24,18 @@ from memprof.profiler.support.host import installed_version
 from memprof.profiler.support.process_hooks import ForkSafeLock
 from memprof.profiler.support.text import visible
 
-from . import journal, naming
-from .operations import Operation, OperationLog
+from . import naming, record_file
+from .operations import OperationLog
 from .operators import OperatorTable
 from .ration import Pace
 from .settings import TrackerSettings, toml_value
 from .sources import Sources, described
 from .tensors import LiveTensors, Pause, TensorStorage, no_pause
+from .thinning import thin_snapshots
 
 log = logging.getLogger("memprof")
 
 MAX_PROBLEMS = 100
-_ROWS = 500
-"""Operations in one entry of the file: its JSON is written in one piece."""
-_METADATA_EVERY_NS = 60_000_000_000
 
 
 class TrackerRecorder:
@@ -53,12 +50,11 @@ class TrackerRecorder:
         self.operations = OperationLog(self.sources, settings, clock, self.problem)
         self.operators = OperatorTable()
         self._clock = clock
-        self._journal: journal.Journal | None = None
+        self._file: record_file.RecordFile | None = None
+        self._write_again_ns = 0
         self._snapshots: list[model.MemorySnapshot] = []
         self._taken = 0
         self._metadata = model.TrackerMetadata()
-        # What of it is in the file.
-        self._metadata_at = self._lanes_written = self._operators_written = 0
         self._problems: dict[str, None] = {}
         self._cost_ns = 0
         self._compiled = False
@@ -88,12 +84,10 @@ class TrackerRecorder:
     def _open(self) -> None:
         folder = Path(self.settings.output_dir).absolute()
         try:
-            memprof = self._metadata.memprof
-            self._journal = journal.open_journal(folder, memprof, self._everything)
-            self.path = self._journal.path
-            self._write(Entry(metadata=self._current_metadata()))
+            self._file = record_file.open_record_file(folder)
+            self.path = self._file.path
         except OSError as e:
-            self.path = next(journal.names(folder))
+            self.path = next(record_file.names(folder))
             self.problem(
                 f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
                 "record in memory and tries again at the end; give another output_dir"
@@ -131,25 +125,26 @@ class TrackerRecorder:
         data = encode_profile(self.profile())
         assert self.path is not None
         try:
-            if self._journal is None or not self._journal.finish(data):
-                self.path = journal.write_record(self.path, data)
+            if self._file is None or not self._file.write(data, sync=True):
+                self.path = record_file.write_record(self.path, data)
         except ProfileError as e:
-            where = ""
-            if self._journal is not None:
-                self._write(Entry(metadata=self._current_metadata()))
-                where = f" What was recorded is in {self._journal.path}."
-            log.error("%s", visible(f"{e}.{where}"))
-        if self._journal is not None:
-            self._journal.close()
+            log.error("%s", visible(f"{e}."))
+        except OSError as e:
+            why = f"cannot write {self.path}: {e.strerror or e}. It has what was written before"
+            log.error("%s", visible(f"{why}."))
+        self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
         self.operations.forked()
         self.sources.tensors.lock = threading.RLock()
         self.let_go()
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        self._close()
 
     def guard(self, action: Callable[..., object], *args: object) -> None:
         """``action(*args)``, with failures noted: they must not take the user's job down."""
@@ -187,49 +182,27 @@ class TrackerRecorder:
             limit = self.settings.max_snapshots
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)
-            self._write(self._entry(snapshot, running))
-        while True:
-            with self.lock:
-                rows, summaries = self.operations.news(_ROWS)
-                if not rows and not summaries:
-                    break
-                self._write(Entry(operations=rows, summaries=summaries))
-            if pace is not None:
-                pace.rest()
+        if kind is not SnapshotKind.END:  # The whole file comes next.
+            self._write_if_due()
         self._cost_ns += time.thread_time_ns() - cpu
 
-    def _entry(self, snapshot: model.MemorySnapshot, running: list[Operation]) -> Entry:
-        operators = metadata = None
-        if self.operators.added != self._operators_written:
-            self._operators_written = self.operators.added
-            operators = self.operators.record()
-        now, lanes = snapshot.time_ns, len(self.operations.lanes.all)
-        if lanes != self._lanes_written or now - self._metadata_at > _METADATA_EVERY_NS:
-            self._metadata_at, self._lanes_written = now, lanes
-            metadata = self._current_metadata()
-        unfinished = [o.row() for o in running[:_ROWS]]
-        return Entry(metadata, snapshot, unfinished, pytorch_operations=operators)
-
-    def _write(self, entry: Entry) -> None:
-        if self._journal is None:
+    def _write_if_due(self) -> None:
+        """Write what is known so far: Note [How often the file is written]."""
+        if self._file is None or time.perf_counter_ns() < self._write_again_ns:
             return
+        begin = time.thread_time_ns()
+        data = encode_profile(model.Profile().with_tracker(self.record(None)))
         try:
-            self._journal.append(entry)
+            with self.lock:
+                if self.recording and self._file is not None:
+                    self._file.write(data)
         except OSError as e:
             self.problem(
-                f"cannot write {self._journal.path}: {e.strerror or e}. The tracker keeps its "
-                "record in memory and goes on trying"
+                f"cannot write {self.path}: {e.strerror or e}. The tracker keeps its record in "
+                "memory and goes on trying"
             )
-
-    def _everything(self) -> list[Entry]:
-        rows, s = self.operations.rows(), list(enumerate(self.operations.summaries()))
-        return [
-            Entry(metadata=self._current_metadata()),
-            *(Entry(snapshot=s) for s in self._snapshots),
-            *(Entry(operations=rows[i : i + _ROWS]) for i in range(0, len(rows), _ROWS)),
-            *(Entry(summaries=dict(s[i : i + _ROWS])) for i in range(0, len(s), _ROWS)),
-            Entry(pytorch_operations=self.operators.record()),
-        ]
+        rest = record_file.REST * (time.thread_time_ns() - begin)
+        self._write_again_ns = time.perf_counter_ns() + rest
 
     # --- asking ---------------------------------------------------------------------------
 
@@ -262,7 +235,7 @@ class TrackerRecorder:
             return model.TrackerRecord(
                 self._current_metadata(),
                 list(self._snapshots),
-                as_columns(self.operations.rows()),
+                self.operations.columns(),
                 self.operations.summaries(),
                 self.operators.record(),
             )

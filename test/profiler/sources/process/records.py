@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memprof.profiler.file.tracker_fold import OperationRow
 from memprof.profiler.model import MemorySnapshot, SnapshotKind, TrackedDevice
 
 
@@ -21,7 +20,3 @@ def snapshot(
         devices={"cpu": TrackedDevice(tensor_bytes=highest, highest_bytes=highest)},
         merged=merged,
     )
-
-
-def row(number: int, start: int, end: int, parent: int = -1, summary: int = 0) -> OperationRow:
-    return OperationRow(number, summary, 0, parent, start, end, memory={"cpu": (1, 2, 3, True)})

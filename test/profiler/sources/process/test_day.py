@@ -10,7 +10,7 @@ import torch
 
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.sources.process import journal as journal_module
+from memprof.profiler.sources.process import record_file
 from memprof.profiler.sources.process.ration import Pace
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
@@ -30,7 +30,7 @@ def test_24_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a tracker that takes a snapshot every 15 s (every 5 s is the same, and takes 12 s
     # here), with room for 200 of them and 500 operations, and a program that makes tensors and
     # operations, with a checkpoint in the early morning
-    monkeypatch.setattr(journal_module, "REWRITE_AT", 200_000)
+    monkeypatch.setattr(record_file, "REST", 1_000)
     monkeypatch.setattr(Pace, "rest", lambda self: None)
     clock = Clock()
     settings = TrackerSettings(

@@ -160,13 +160,13 @@ def test_stopping_puts_handlers_back(tmp_path: Path) -> None:
 
 def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     program = """
-        from memprof.profiler.sources.process.journal import Journal
-        append = Journal.append
-        def told(self, entry):
-            append(self, entry)
-            if entry.snapshot is not None:
-                print("taken", flush=True)
-        Journal.append = told
+        from memprof.profiler.sources.process import record_file
+        record_file.REST = 0
+        write = record_file.RecordFile.write
+        def told(self, data):
+            print("taken", flush=True)
+            return write(self, data)
+        record_file.RecordFile.write = told
         """
     process = start(program + LOOP.replace("\n", "\n        "), tmp_path)
     assert process.stdout is not None
@@ -194,6 +194,8 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
 
 def test_a_crash_in_c_leaves_what_was_recorded(tmp_path: Path) -> None:
     program = """
+        from memprof.profiler.sources.process import record_file
+        record_file.REST = 0
         memprof.track(interval=60)
         memprof.checkpoint("before")
         import ctypes

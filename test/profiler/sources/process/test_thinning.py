@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.profiler.file.tracker_fold import (
-    as_columns,
-    operations_to_drop,
-    thin_snapshots,
-    without,
-)
-from memprof.profiler.model import MemorySnapshot, SnapshotKind
+from memprof.profiler.model import MemorySnapshot, SnapshotKind, Span
+from memprof.profiler.sources.process.thinning import operations_to_drop, thin_snapshots
 
-from .records import row, snapshot
+from .records import snapshot
 
 
 def series(count: int, limit: int) -> list[MemorySnapshot]:
@@ -84,34 +79,19 @@ def test_any_series(times: list[int], limit: int) -> None:
 
 
 def test_old_short_operations_go_first() -> None:
-    rows = [row(i, i * 100, i * 100 + (90 if i % 3 == 0 else 5)) for i in range(12)]
+    rows = [Span(i * 100, i * 100 + (90 if i % 3 == 0 else 5)) for i in range(12)]
     assert operations_to_drop(rows, 9) == {1, 2, 4}
     assert operations_to_drop(rows, 12) == set()
 
 
 def test_running_operations_stay() -> None:
-    rows = [row(0, 0, -1), *(row(i, i, i + 1, parent=0) for i in range(1, 6))]
+    rows = [Span(0, -1), *(Span(i, i + 1) for i in range(1, 6))]
     assert operations_to_drop(rows, 2) == {1, 2, 3, 4}
-    assert operations_to_drop([row(i, i, -1) for i in range(5)], 2) == set()
-
-
-def test_children_of_dropped_operations_find_the_next_one_above() -> None:
-    rows = {r.number: r for r in (row(0, 0, 99), row(1, 1, 50, 0), row(2, 2, 40, 1))}
-    kept = without(rows, {1})
-    assert {n: r.parent for n, r in kept.items()} == {0: -1, 2: 0}
-    columns = as_columns(kept.values())
-    assert (columns.start_ns, columns.parent) == ([0, 2], [-1, 0])
-
-
-def test_columns_of_rows_with_different_devices() -> None:
-    columns = as_columns([row(1, 20, 30), row(0, 10, 40)])
-    assert columns.start_ns == [10, 20]
-    assert columns.memory["cpu"].peak == [3, 3]
-    assert len(columns) == 2
+    assert operations_to_drop([Span(i, -1) for i in range(5)], 2) == set()
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 50])
 def test_any_limit_of_operations(limit: int) -> None:
-    rows = [row(i, i, i + (i * 37) % 11) for i in range(60)]
+    rows = [Span(i, i + (i * 37) % 11) for i in range(60)]
     drop = operations_to_drop(rows, limit)
     assert len(rows) - len(drop) == limit

@@ -1,0 +1,115 @@
+"""The file of a tracker, which is written anew with all that is known, whole or not at all.
+
+Note [How often the file is written]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+With a snapshot, unless the last writing was less than ``REST`` times as long ago as it took of the
+processor: so it takes a hundredth of a core at most, and a small record is written with each
+snapshot. A process that is killed has lost what came since. A name that the file has lost meanwhile
+to something else is not taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from memprof.profiler.support.errors import ProfileExistsError
+from memprof.profiler.support.writing import names_beside, try_lock, write_all, write_whole
+
+REST = 100
+"""Least time between two writings while the tracker runs, in processor times of one."""
+
+
+class RecordFile:
+    """The file of a running tracker, which must not exist; locked, see Note [Files that are being
+    written].
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _created(path)
+
+    def write(self, data: bytes, *, sync: bool = False) -> bool:
+        """Write the file anew, with ``sync`` so that it is on the disk before it takes its place.
+        False, and nothing is written, if its name is something else's by now, or nothing's.
+
+        Raises:
+            OSError: the operating system refuses; what was there is unchanged.
+        """
+        try:
+            ours = os.path.samestat(os.lstat(self.path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+        if ours:
+            self._replace(data, sync)
+        return ours
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _replace(self, data: bytes, sync: bool) -> None:
+        # A name that nobody can have prepared.
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
+        # At once: a child that is forked meanwhile closes it, and lets go of its lock.
+        former, self._file = self._file, _created(temporary)
+        try:
+            write_all(self._file, data)
+            if sync:
+                os.fsync(self._file)
+            os.replace(temporary, self.path)
+        except BaseException:
+            os.close(self._file)
+            self._file = former
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        os.close(former)
+
+
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def _created(path: Path) -> int:
+    """A descriptor of a new file, locked where the file system has locks."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+    try_lock(file)
+    return file
+
+
+def names(folder: Path) -> Iterator[Path]:
+    """Names for a file in ``folder``, best first: with the local time, then with the process's
+    number, then with a count."""
+    first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof")
+    yield first
+    yield from map(Path, names_beside(str(first)))
+
+
+def open_record_file(folder: Path) -> RecordFile:
+    """The file of a tracker that starts, at a path that nothing has."""
+    for path in names(folder):
+        with contextlib.suppress(FileExistsError):
+            return RecordFile(path)
+    raise FileExistsError(f"a hundred trackers started in {folder} within this second")
+
+
+def write_record(path: Path, data: bytes) -> Path:
+    """Write a tracker's final file at a name that nothing else has, ``path`` if it is free. Returns
+    it.
+
+    Raises:
+        ProfileNotWritableError: it cannot be written.
+    """
+    for name in (str(path), *names_beside(str(path))):
+        with contextlib.suppress(ProfileExistsError):
+            write_whole(name, data, "the tracker's record", new=True)
+            return Path(name)
+    raise ProfileExistsError(path, "it and all names beside it are taken")

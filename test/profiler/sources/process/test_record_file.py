@@ -1,0 +1,232 @@
+"""A tracker's file: whole at the end, and at any time before."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import jsonschema
+import pytest
+from framing import framed
+
+from memprof.profiler.file.profile_file import (
+    decode_profile,
+    encode_profile,
+    profile_schema,
+    read_profile,
+)
+from memprof.profiler.model import (
+    Lane,
+    LaneKind,
+    MemoryColumns,
+    OperationColumns,
+    OperationSummary,
+    Profile,
+    SnapshotKind,
+    TrackerMetadata,
+    TrackerRecord,
+)
+from memprof.profiler.sources.process import record_file
+from memprof.profiler.sources.process.record_file import RecordFile
+from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tracker import MemoryTracker
+from memprof.profiler.support.errors import (
+    ProfileError,
+    ProfileInvalidError,
+    ProfileVersionError,
+)
+from memprof.profiler.support.json_text import to_json
+from memprof.profiler.support.writing import is_locked
+
+from .records import snapshot
+
+METADATA = TrackerMetadata(
+    perf_origin_ns=1000, start_ns=5, end_ns=90, lanes=[Lane(LaneKind.THREAD, "main", 0)]
+)
+
+
+def profile() -> Profile:
+    record = TrackerRecord(
+        metadata=METADATA,
+        snapshots=[snapshot(10), snapshot(20, highest=7)],
+        operation_allocations=OperationColumns(
+            summary=[0, 1],
+            lane=[0, 0],
+            parent=[-1, 0],
+            start_ns=[10, 12],
+            end_ns=[30, 20],
+            tensor_bytes_before=[-1, -1],
+            tensor_bytes_after=[-1, -1],
+            tensors_before=[-1, -1],
+            tensors_after=[-1, -1],
+            memory={"cpu": MemoryColumns([1, 1], [2, 2], [3, 3], [True, True])},
+            failed=[False, False],
+        ),
+        operation_summary=[OperationSummary("step", count=1), OperationSummary("forward", 0)],
+    )
+    return Profile(created_ns=3, memprof="0.1.0", tracker=record)
+
+
+# The final file
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "memory_profile_1.memprof"
+    path.write_bytes(encode_profile(profile()))
+    found = read_profile(path)
+    assert found.tracker == profile().tracker
+    assert (found.created_ns, found.memprof, found.complete) == (3, "0.1.0", True)
+
+
+def test_the_schema_takes_what_is_written() -> None:
+    document = json.loads(to_json(profile()))
+    jsonschema.validate(document, profile_schema())
+    document["tracker"]["snapshots"] = 3
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, profile_schema())
+
+
+def test_a_file_of_memprof_0_1_0_is_refused_by_name() -> None:
+    with pytest.raises(ProfileVersionError, match=r"written by memprof 0\.1\.0"):
+        decode_profile(b'{"format":"memprof-tracker","schema_version":1,"created_ns":0}')
+
+
+def changed(path: list[str | int], value: object) -> bytes:
+    document = json.loads(to_json(profile()))
+    place = document["tracker"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return framed(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        (["metadata"], 3, "metadata"),
+        (["snapshots", 0, "kind"], "odd", "snapshots[0].kind"),
+        (["snapshots", 0, "time_ns"], "x", "snapshots[0].time_ns"),
+    ],
+)
+def test_other_types_are_refused(path: list[str | int], value: object, where: str) -> None:
+    with pytest.raises(ProfileInvalidError, match=re.escape(f"at `$.tracker.{where}`")):
+        decode_profile(changed(path, value))
+
+
+# The file of a tracker that runs
+
+
+def test_it_is_whole_and_locked_however_often_it_is_written(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "j")
+    for i in range(3):
+        data = encode_profile(Profile(created_ns=i))
+        assert file.write(data, sync=i == 2)
+        assert (tmp_path / "j").read_bytes() == data
+        assert is_locked(str(tmp_path / "j"))
+        assert [p.name for p in tmp_path.iterdir()] == ["j"]
+    file.close()
+    assert not is_locked(str(tmp_path / "j"))
+
+
+def test_writing_goes_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RecordFile(tmp_path / "j")
+    assert file.write(b"before")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            file.write(b"lost")
+    assert [p.name for p in tmp_path.iterdir()] == ["j"]
+    assert (tmp_path / "j").read_bytes() == b"before"
+    assert file.write(b"after")
+    assert (tmp_path / "j").read_bytes() == b"after"
+    file.close()
+
+
+def test_a_large_record_is_not_written_with_each_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(RecordFile, "write", lambda self, data, **_: not written.append(len(data)))
+    for rest, most in ((0, 11), (10**6, 1)):
+        written.clear()
+        monkeypatch.setattr(record_file, "REST", rest)
+        tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+        tracker.start(thread=False)
+        for _ in range(10):
+            tracker.snapshot(SnapshotKind.PERIODIC)
+        assert len(written) == most
+        tracker.stop()
+
+
+# Whose file it is
+
+
+def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
+    found = [record_file.open_record_file(tmp_path) for _ in range(3)]
+    for file in found:
+        file.close()
+    names = sorted(j.path.name for j in found)
+    assert len(set(names)) == 3
+    assert all(n.startswith("memory_profile_2") and n.endswith(".memprof") for n in names)
+
+
+@pytest.mark.parametrize("now", ["link", "dangling", "file", "nothing"])
+def test_the_end_of_a_tracker_replaces_nothing(now: str, tmp_path: Path) -> None:
+    # GIVEN something else at the name of a tracker that runs
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    tracker.start(thread=False)
+    assert tracker.path is not None
+    given, victim = tracker.path, tmp_path / "victim"
+    given.unlink()
+    if now == "file":
+        given.write_bytes(b"precious")
+    elif now != "nothing":
+        given.symlink_to(victim)
+    if now == "link":
+        victim.write_bytes(b"precious")
+    tracker.stop()
+    # THEN the record gets another one
+    beside = given.with_name(f"{given.stem}.{os.getpid()}.memprof")
+    assert tracker.path == (given if now == "nothing" else beside)
+    assert read_profile(tracker.path).complete
+    assert now != "file" or given.read_bytes() == b"precious"
+    assert victim.exists() == (now == "link")
+    assert now != "link" or victim.read_bytes() == b"precious"
+
+
+def test_writing_anew_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN links at every name that could be foreseen
+    (tmp_path / "victim").write_bytes(b"precious")
+    path = tmp_path / "memory_profile_1.memprof"
+    (tmp_path / f".{path.name}.tmp").symlink_to(tmp_path / "victim")
+    file = RecordFile(path)
+    made: list[str] = []
+    real = os.open
+
+    def noted(name: object, flags: int, *mode: int) -> int:
+        if str(name).endswith(".tmp"):
+            made.append(os.path.basename(str(name)))
+            assert flags & os.O_EXCL
+        return real(name, flags, *mode)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", noted)
+    for _ in range(4):
+        file.write(b"data")
+    file.close()
+    assert len(set(made)) == len(made) == 4
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    assert stat.S_ISREG(path.lstat().st_mode)
+
+
+def test_free_names_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "names_beside", lambda path: iter([path]))
+    (tmp_path / "x").write_bytes(b"")
+    with pytest.raises(ProfileError, match="all names beside it are taken"):
+        record_file.write_record(tmp_path / "x", b"data")

@@ -423,7 +423,7 @@ def exits_on_signals() -> Iterator[None]:
     """Raise ``SystemExit`` meanwhile where a signal asks this process to end, and has no handler
     yet."""
     before: dict[signal.Signals, Any] = {}
-    # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
+    # Of another thread than the main one signals cannot be handled.
     if threading.current_thread() is threading.main_thread():
         for number in _ASKED_TO_END:
             if signal.getsignal(number) is signal.SIG_DFL:

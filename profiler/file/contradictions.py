@@ -33,11 +33,6 @@ def contradictions(profile: model.Profile) -> Iterator[Finding]:
     graphs = {g.id: g for g in profile.graphs}
     for g, graph in enumerate(profile.graphs):
         yield from _in_graph(graph, f"$.graphs[{g}]")
-        yield from _in_each(
-            graph.placements,
-            f"$.graphs[{g}].placements",
-            lambda placement, at: _in_placement(placement, at, graphs),
-        )
     yield from _in_calls(profile.calls, graphs)
     for i, entry in enumerate(profile.ledger):
         if entry.graph is not None and entry.graph not in graphs:
@@ -125,20 +120,6 @@ def _in_program(
             yield where, f"frees or reuses storage {e.storage}, which is not live"
         elif e.kind is model.EventKind.FREE:
             live.remove(e.storage)
-
-
-def _in_placement(
-    placement: model.Placement, at: str, graphs: Mapping[int, model.GraphRecord]
-) -> Iterator[Finding]:
-    last = len(placement.lines) + 1
-    for i, b in enumerate(placement.blocks):
-        if not 0 <= b.begin <= b.end <= last:
-            problem = f"lives from instant {b.begin} to {b.end}; the placement has 0 to {last - 1}"
-            yield f"{at}.blocks[{i}]", problem
-        # Its graph may be of an earlier session, see Attribution; its inputs are then not known.
-        if b.graph in graphs:
-            inputs = len(graphs[b.graph].inputs)
-            yield from _in_range("input", b.inputs, inputs, f"{at}.blocks[{i}].inputs")
 
 
 def _in_calls(

@@ -33,7 +33,6 @@ class Unit(str, Enum):
     NS = "ns"
     SHARE = "share"  # a part of ``Column.whole``
     FIGURE = "figure"  # a number that is text already
-    ADDRESS = "address"
 
     @property
     def is_number(self) -> bool:
@@ -71,7 +70,6 @@ Times = partial(Column, unit=Unit.TIMES)
 Ns = partial(Column, unit=Unit.NS)
 Share = partial(Column, unit=Unit.SHARE)
 Figure = partial(Column, unit=Unit.FIGURE)
-Address = partial(Column, unit=Unit.ADDRESS)
 
 
 def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:

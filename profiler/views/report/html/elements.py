@@ -275,8 +275,6 @@ def _words(column: Plain, value: Any) -> str:
             return format_share(value, column["whole"])
         case Unit.NS:
             return format_ns(value)
-        case Unit.ADDRESS:
-            return f"{value:#x}"
         case Unit.TIME:
             time = datetime.fromtimestamp(value / 1e9, tz=timezone.utc)
             return time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -47,7 +47,6 @@ _REPORT = [
     "chart.js",
     "timeline.js",
     "liveset.js",
-    "addresses.js",
     "gantt.js",
     "report.js",
 ]

@@ -35,7 +35,7 @@ from memprof.profiler.views.report.sections import (
 from memprof.profiler.views.report.summary import Summary, on_device, summarize
 
 from .payload_gantt import gantt_payload
-from .payload_live import Each, Sites, live_payload, placement_payload
+from .payload_live import Each, Sites, live_payload
 
 MAX_LEDGER = 5_000  # entries of the ledger, the latest; ``--section ledger`` prints all
 MAX_RANKS = 16  # with all their views: of more, those with the highest peaks; all are compared
@@ -93,10 +93,6 @@ def report_payload(
         "devices": devices,
         "graphs": {g.id: _graph(g, texts) for g in profile.graphs},
         "texts": list(texts),
-        "placements": [
-            placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
-        ],
-        "no_addresses": ledger.why_no_addresses(profile),
         # Last: everything above adds to them.
         "sites": sites.payload(),
         "places": sites.places(),

@@ -21,7 +21,6 @@ from memprof.profiler.views.report.section import (
 from memprof.profiler.views.report.summary import Summary
 
 from .about import MEANING, VIEWS, module_name
-from .ledger import why_no_addresses
 
 _DESCRIBED = 10
 """Graphs whose inputs and outputs are listed."""
@@ -98,20 +97,6 @@ def of_instant(profile: Profile) -> Iterator[Section]:
         return
     yield Section("over-time", "Memory over time", view="timeline")
     yield Section("live-set", "Live set", view="live")
-    if any(g.placements for g in profile.graphs):
-        text = (
-            "Bottom to top: addresses, each segment on its own scale. Left to right: the instants "
-            "of one replay. Each box is a block from its allocation to its release; what is empty "
-            "is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces "
-            "that libraries took while a graph was recorded are in it, so its sum is not that of "
-            "the live set."
-        )
-        yield Section("addresses", "Address map", (Note(text),), view="addresses")
-        return
-    why = why_no_addresses(profile).get("", "")
-    text = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph."
-    text += f" The ledger says: {why}." if why else ""
-    yield Section("addresses", "Address map", (Note(text),))
 
 
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
@@ -122,11 +107,8 @@ def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
     storage = (col.Count("copies"), col.Code("storage"), *col.below(col.CATEGORY))
     names = col.alike(col.Code, "graph", "FX node", "name", below=True)
-    address = (col.Address("address"), col.BYTES, col.Code("what"), *col.below(col.CATEGORY))
-    where = col.alike(col.Code, "module", "made by", "source line", below=True)
     return {view.value: Table(_live_columns(view)) for view in View} | {
         "storage": Table((col.BYTES, col.share(0), *storage, *names)),
-        "addresses": Table((*address, *where), empty="Nothing is there at this instant."),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -17,13 +16,9 @@ from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 from memprof.what_if.fit.table import (
-    BUDGET,
     Row,
-    budget_row,
-    combinations,
     progress,
     render,
-    render_budget,
 )
 from memprof.what_if.fit.table import rows as search_rows
 from memprof.what_if.fit.trials import Trial, render_trials, try_changes
@@ -157,7 +152,6 @@ def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
     metavar="N",
     help="What a serving engine's cache must hold to fit.",
 )
-@click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
 @click.option(
     "--try",
     "changes",
@@ -187,7 +181,6 @@ def fit(
     ranks_per_host: int | None,
     devices: str,
     tokens: int | None,
-    budget: bool,
     changes: tuple[str, ...] | None,
     steps: int | None,
     timeout: float | None,
@@ -196,7 +189,7 @@ def fit(
     exact: bool,
     quiet: bool,
 ) -> None:
-    """Find what fits: the largest batch, the smallest GPU, the cheapest recomputation.
+    """Find what fits: the largest batch, the smallest GPU.
 
     COMMAND is as for memprof simulate, with {NAME} where the value of a variable goes:
 
@@ -220,17 +213,13 @@ def fit(
         steps=steps,
         timeout_s=timeout,
         quiet=True,
-        count_flops=budget or changes is not None or BUDGET_SETTING in torch_config,
+        count_flops=changes is not None or BUDGET_SETTING in torch_config,
         input=StandardInput(),
     )
-    if budget:
-        if any(v.is_range or v.name == BUDGET for v in variables):
-            raise click.UsageError("--budget is a range already: give other variables as lists")
-        torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
     if changes is not None:
-        _check_try(gpus, variables, budget)
+        _check_try(gpus, variables)
         torch_config = {**WITHOUT_TIMING, **torch_config}
-    whole = budget or changes is not None
+    whole = changes is not None
     if whole and tokens is not None:
         raise click.UsageError("--at-least-tokens is for --vary, or for GPUs alone")
     plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole, devices)
@@ -260,23 +249,17 @@ def fit(
             click.echo(visible(progress(row, tried)), err=True)
 
     with failures_in_words("fit", output):
-        if budget:
-            rows = itertools.product(gpus, combinations(variables))
-            found = [budget_row(gpu, values, tries, on_try) for gpu, values in rows]
-        else:
-            found = search_rows(variables, gpus, tries, on_try, tokens)
+        found = search_rows(variables, gpus, tries, on_try, tokens)
     counts = tries.made, tries.reused
     if as_data:
-        print_json({"rows": [_row(row, budget) for row in found]})
-    elif budget:
-        print_text("\n".join(render_budget(row, *counts, style) for row in found))
+        print_json({"rows": [_row(row) for row in found]})
     else:
         print_text(render(found, variables, *counts, style))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 
-def _row(row: Row, budget: bool) -> dict[str, object]:
-    shown: dict[str, object] = {
+def _row(row: Row) -> dict[str, object]:
+    return {
         "gpu": row.gpu.key,
         "memory_bytes": row.gpu.memory,
         "values": row.values,
@@ -284,21 +267,15 @@ def _row(row: Row, budget: bool) -> dict[str, object]:
         "failed": row.failed,
         "tries": row.tries,
     }
-    if budget:
-        shown["monotonic"] = row.monotonic
-        shown["recomputed"] = {t.values[BUDGET]: row.recomputed(t) for t in row.curve}
-    return shown
 
 
-def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...], budget: bool) -> None:
+def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...]) -> None:
     if variables:
         name = variables[0].name
         raise click.UsageError(
             f"--try is of one program: write a value into the command in place of {{{name}}}, and "
             "leave --vary out"
         )
-    if budget:
-        raise click.UsageError("--try and --budget are two questions: ask one after the other")
     if len(gpus) > 1:
         keys = ", ".join(gpu.key for gpu in gpus)
         raise click.UsageError(f"--try is on one GPU: give one of {keys}")

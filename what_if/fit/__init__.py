@@ -1,4 +1,4 @@
-"""``memprof fit``: the largest batch, the smallest GPU or the cheapest recomputation that fits.
+"""``memprof fit``: the largest batch or the smallest GPU that fits, and what saves memory.
 
 The order of reading: ``memprof/commands/fit.py`` is where it starts. ``variables`` reads what may
 be varied, ``tries`` runs one try on the simulated device and keeps what came out of it, ``table``

@@ -38,7 +38,6 @@ class Device:
         self.undecided = ""
         self.interrupt_at = 0
         self.catches = False
-        self.jumps_at = 1000.0
         self.tokens: Callable[[float], int] | None = None
 
     def attempt(
@@ -48,9 +47,7 @@ class Device:
         if len(self.runs) == self.interrupt_at:
             raise KeyboardInterrupt
         batch: float = next((int(w) for w in command.program if w.isdecimal()), 1)
-        for setting in settings.torch_config:
-            batch = round(float(setting.rpartition("=")[2]) * 100, 3)
-        nbytes = int(self.base + batch * self.each) + (batch >= self.jumps_at) * 5 * GIB
+        nbytes = int(self.base + batch * self.each)
         account = account_of(nbytes)
         fits = nbytes <= settings.gpu.memory
         failure = self.failure
@@ -218,46 +215,14 @@ def test_a_script_that_fails_is_no_answer(device: Device, script: str) -> None:
     assert "Trace:" in done.stderr
 
 
-@pytest.mark.parametrize("budget", [False, True])
-def test_what_is_undecided_is_no_answer(device: Device, script: str, budget: bool) -> None:
+def test_what_is_undecided_is_no_answer(device: Device, script: str) -> None:
     device.undecided = "the script ended: one optimizer step was seen"
-    options = ("--budget", "--", script) if budget else ("--vary", "B=1..9", "--", script, "{B}")
-    done = fit(*options)
+    done = fit("--vary", "B=1..9", "--", script, "{B}")
     assert done.exit_code == 4
-    values = "BUDGET=1" if budget else "B=1"
     assert done.stderr.splitlines() == [
-        f"memprof fit: undecided: {values}, the script ended: one optimizer step was seen"
+        "memprof fit: undecided: B=1, the script ended: one optimizer step was seen"
     ]
     assert not done.stdout
-
-
-def test_the_budget_is_the_largest_that_fits(device: Device, script: str) -> None:
-    device.base, device.each = 0, GIB // 2
-    done = fit("--budget", "--memory", "33GiB", "--json", "--", script)
-    assert done.exit_code == 0, done.output
-    (row,) = rows(done)
-    assert row["best"]["values"] == {"BUDGET": "0.66"}
-    assert row["failed"]["values"] == {"BUDGET": "0.67"}
-    assert row["monotonic"] is True
-    assert row["recomputed"]["0.66"] == pytest.approx((934 - 900) / 900)
-    assert row["recomputed"]["1"] == 0
-    assert all(s.count_flops for _, _, s in device.runs)
-    text = fit("--budget", "--memory", "33GiB", "--", script).stdout
-    assert "activation_memory_budget = 0.66 fits" in text
-    assert "recomputes 3.8 % more" in " ".join(text.split())
-
-
-def test_a_budget_that_leaves_much_is_looked_for_more_finely(device: Device, script: str) -> None:
-    device.base, device.each = 0, GIB // 2
-    (row,) = rows(fit("--budget", "--memory", "33.4GiB", "--json", "--", script))
-    assert row["best"]["values"] == {"BUDGET": "0.668"}
-    assert row["failed"]["values"] == {"BUDGET": "0.669"}
-    assert len(row["tries"]) <= 11 + 4 + 4
-    # From 0.557 on there is one value more, which is large: no budget comes nearer.
-    device.jumps_at = 55.7
-    text = fit("--budget", "--memory", "30GiB", "--", script).stdout
-    assert "activation_memory_budget = 0.556 fits" in text
-    assert "nearer comes none: the next, 0.557, does not fit" in text
 
 
 @pytest.mark.parametrize(
@@ -271,11 +236,10 @@ def test_a_budget_that_leaves_much_is_looked_for_more_finely(device: Device, scr
         (["--gpu", "abacus", "--", "train.py"], "abacus"),
         (["--env", "X", "--", "train.py"], "is no NAME=VALUE"),
         (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch"),
-        (["--budget", "--vary", "B=1..9", "--", "train.py", "{B}"], "a range already"),
         (["--keep-free", "1TiB", "--", "train.py"], "leaves nothing"),
         (["--world-size", "x", "--", "train.py"], "--world-size x is no number"),
         (["--devices", "x", "--", "train.py"], "--devices x is no number"),
-        (["--budget", "--at-least-tokens", "9", "--", "train.py"], "is for --vary"),
+        (["--try", "checkpoint", "--at-least-tokens", "9", "--", "train.py"], "is for --vary"),
     ],
 )
 def test_bad_options(device: Device, script: str, options: list[str], why: str) -> None:

@@ -141,7 +141,6 @@ def test_tries_are_of_one_job_and_go_on_from_their_file(monkeypatch: pytest.Monk
     ("options", "said"),
     [
         (["--vary", "B=1..9"], "write a value into the command in place of {B}"),
-        (["--budget"], "ask one after the other"),
         (["--gpu", "t4,a100-40gb"], "give one of t4, a100-40gb"),
     ],
 )

@@ -22,7 +22,7 @@ from memprof.what_if.fit.table import (
 )
 from memprof.what_if.fit.table import rows as search_rows
 from memprof.what_if.fit.trials import Trial, render_trials, try_changes
-from memprof.what_if.fit.tries import BadStore, Plan, Store, Tried, Tries
+from memprof.what_if.fit.tries import Plan, Tried, Tries
 from memprof.what_if.fit.variables import Variable, check_places, parse_variable
 from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
@@ -35,10 +35,7 @@ from memprof.what_if.simulate.command_line import BadInput
 from memprof.what_if.simulate.parent import Settings, StandardInput, exits_on_signals
 
 from ._common import (
-    BadFile,
     exact_option,
-    keep_apart,
-    output_option,
     print_json,
     print_text,
     read_by,
@@ -89,15 +86,6 @@ def _refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
         yield
     except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
-    except BadStore as e:
-        raise BadFile(str(e)) from e
-
-
-def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
-    """The tries in a file, which must not be one that the command names."""
-    if output is not None:
-        keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
-    return Store(output)
 
 
 @click.command(context_settings=SCRIPT_COMMAND)
@@ -164,7 +152,6 @@ def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
 )
 @steps_option("End a try after so many optimizer steps.")
 @timeout_option("Give up on a try then.")
-@output_option("Keep tries there, as JSON, and go on from them.", required=False)
 @click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
 @exact_option
 @click.option("-q", "--quiet", is_flag=True, help="Without progress.")
@@ -184,7 +171,6 @@ def fit(
     changes: tuple[str, ...] | None,
     steps: int | None,
     timeout: float | None,
-    output: str | None,
     as_data: bool,
     exact: bool,
     quiet: bool,
@@ -228,15 +214,14 @@ def fit(
         example = "memprof fit --try -- python train.py"
     with _refused_before(command, example):
         check_places(variables, plan.texts)
-        store = _store_at(output, command)
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
     gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
-    tries = Tries(plan, store, os.environ)
+    tries = Tries(plan, os.environ)
     style = replace(style_of(sys.stdout), exact=exact)
     if changes is not None:
-        before, trials, ended = _tried(gpus[0], changes, tries, output, quiet)
+        before, trials, ended = _tried(gpus[0], changes, tries, quiet)
         if as_data:
             results = [_result(trial) for trial in trials]
             print_json({"gpu": gpus[0], "before": before, "results": results})
@@ -248,13 +233,12 @@ def fit(
         if not quiet:
             click.echo(visible(progress(row, tried)), err=True)
 
-    with failures_in_words("fit", output):
+    with failures_in_words("fit"):
         found = search_rows(variables, gpus, tries, on_try, tokens)
-    counts = tries.made, tries.reused
     if as_data:
         print_json({"rows": [_row(row) for row in found]})
     else:
-        print_text(render(found, variables, *counts, style))
+        print_text(render(found, variables, tries.made, style))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 
@@ -282,7 +266,7 @@ def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...]) -> None:
 
 
 def _tried(
-    gpu: Gpu, changes: tuple[str, ...], tries: Tries, output: str | None, quiet: bool
+    gpu: Gpu, changes: tuple[str, ...], tries: Tries, quiet: bool
 ) -> tuple[Tried, list[Trial], int]:
     """The program as it is, what came of each change, and the exit status: where a signal or a
     failure ended it early, these are the trials until then."""
@@ -295,10 +279,10 @@ def _tried(
     runs = try_changes(gpu, changes, tries, on_try)
     ended = 0
     with exits_on_signals():
-        with failures_in_words("fit", output):
+        with failures_in_words("fit"):
             before, trials = next(runs)
         try:
-            with failures_in_words("fit", output):
+            with failures_in_words("fit"):
                 for _ in runs:
                     pass
         except SystemExit as e:

@@ -17,7 +17,7 @@ from memprof.profiler.views.report.format import format_bytes
 from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
-from memprof.what_if.fit.tries import BadStore, ScriptFailed, Undecided
+from memprof.what_if.fit.tries import ScriptFailed, Undecided
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
 from memprof.what_if.simulate.messages import Sent
 from memprof.what_if.simulate.parent import Settings, Simulation, StandardInput, find_smallest
@@ -60,14 +60,12 @@ def _print_error(text: str) -> None:
 
 
 @contextmanager
-def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
-    """End with a line on standard error where a subcommand cannot go on; ``output`` has the tries
-    so far."""
+def failures_in_words(name: str) -> Iterator[None]:
+    """End with a line on standard error where a subcommand cannot go on."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"; {output} has the tries so far" if output is not None else ""
-        _print_error(f"memprof {name}: interrupted{kept}")
+        _print_error(f"memprof {name}: interrupted")
         raise SystemExit(130) from None
     except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
@@ -81,8 +79,6 @@ def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
         _print_error(e.trace)
         _print_error(f"memprof {name}: the script failed: {e}")
         raise SystemExit(FAILED) from e
-    except BadStore as e:
-        raise BadFile(str(e)) from e
 
 
 TOO_MUCH = 1

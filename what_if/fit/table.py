@@ -241,7 +241,7 @@ def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:
 
 
 def render(
-    rows: Sequence[Row], variables: Sequence[Variable], made: int, reused: int, style: Style = PLAIN
+    rows: Sequence[Row], variables: Sequence[Variable], made: int, style: Style = PLAIN
 ) -> str:
     """Rows as a table, and what the first one's best try is made of."""
     page = Page(style)
@@ -264,7 +264,7 @@ def render(
         values = (row.values[name] for name in lists)
         table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
-    _end(page, rows, made, reused)
+    _end(page, rows, made)
     return page.text()
 
 
@@ -298,7 +298,7 @@ def _limit(row: Row, varied: Variable | None) -> str:
     return f"{where}{row.failed.limit or f'holds {row.failed.tokens:,} tokens'}"
 
 
-def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:
+def _end(page: Page, rows: Sequence[Row], made: int) -> None:
     shown = next((row.best for row in rows if row.best is not None), None)
     if shown is not None:
         values = ", ".join(f"{name} = {value}" for name, value in shown.values.items())
@@ -316,6 +316,6 @@ def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:
         page.indented(note, 2)
     seconds = sum(t.seconds for row in rows for t in row.tries)
     page.line(
-        f"{made} tries, {reused} known from the file before; {seconds:.0f} s. "
+        f"{made} tries in {seconds:.0f} s. "
         "Each value was run on the simulated device, as far as `memprof simulate` runs a script."
     )

@@ -1,37 +1,24 @@
-"""One try of ``memprof fit``: a command with values filled in, on a simulated device, and a file of
-tries, so that what was interrupted goes on from there.
+"""One try of ``memprof fit``: a command with values filled in, on a simulated device, and
+what came of it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from memprof.profiler.file.reading import read_file
-from memprof.profiler.support.host import installed_version
-from memprof.profiler.support.json_text import to_json
-from memprof.profiler.support.writing import check_writable, write_whole
 from memprof.profiler.views.report.failure import asked, asker
 from memprof.profiler.views.report.format import format_bytes
 from memprof.simulated_cuda.gpus import Gpu
-from memprof.simulated_cuda.torch_build import find_torch
-from memprof.what_if.simulate.command_line import Command, jobs_of, parse
+from memprof.what_if.simulate.command_line import jobs_of, parse
 from memprof.what_if.simulate.parent import Settings, Simulation, attempt, simulate
 from memprof.what_if.simulate.partitions import DRAWN_ANEW, UNCACHED
 from memprof.what_if.simulate.serving import ready_sign
 
 from .variables import fill
-
-FORMAT = 1
-
-
-class BadStore(ValueError):
-    """A file that holds something else than tries; the message says what to do."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,64 +57,6 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     def wrong(self) -> bool:
         """Tells whether its gradients are wrong, as a note says."""
         return DRAWN_ANEW in self.notes
-
-
-class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    memprof_fit: int
-    tries: dict[str, Tried]
-
-
-class Store:
-    """Tries by a key that says all that they depend on; kept in a JSON file, which is read if it is
-    there and written whole after each try, or in memory alone.
-
-    Raises:
-        BadStore: the file is there and is something else.
-        ProfileNotWritableError: it could not be written.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._tries: dict[str, Tried] = {}
-        if path is not None:
-            self._tries = _read(path)
-            check_writable(path)
-
-    def get(self, key: str) -> Tried | None:
-        return self._tries.get(key)
-
-    def put(self, key: str, tried: Tried) -> None:
-        """Keep a try, in the file as well.
-
-        Raises:
-            BadStore: the file has meanwhile become something else; it is left alone.
-            ProfileNotWritableError: the file cannot be written; what it had is still there.
-        """
-        self._tries[key] = tried
-        if self._path is not None:
-            # Another run may have written to it meanwhile.
-            self._tries = {**_read(self._path), **self._tries}
-            whole = _File(memprof_fit=FORMAT, tries=self._tries)
-            write_whole(self._path, to_json(whole), "the tries")
-
-
-def _read(path: str) -> dict[str, Tried]:
-    """The tries in a file; none where there is no file."""
-    if not os.path.lexists(path):
-        return {}
-    try:
-        found = msgspec.json.decode(read_file(path), type=_File)
-    except msgspec.MsgspecError as e:
-        raise BadStore(
-            f"{path} is there and has no tries of memprof fit ({e}): give another path"
-        ) from e
-    if found.memprof_fit != FORMAT:
-        raise BadStore(f"{path} was written by another memprof: give another path")
-    return found.tries
-
-
-_READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
-"""Prefixes of environment variables that torch, CUDA and memprof read."""
 
 
 class ScriptFailed(Exception):
@@ -176,18 +105,17 @@ class Plan:
 
 
 class Tries:
-    """Runs tries, each at most once: so many were ``made``, and ``reused`` from the file."""
+    """Runs tries, each at most once: so many were ``made``."""
 
-    def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
+    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
         self._plan = plan
-        self._store = store
         self._environment = environment
-        self._scripts: dict[str, str] = {}
-        self.made = self.reused = 0
+        self._known: dict[tuple[Gpu, tuple[tuple[str, str], ...], tuple[str, ...]], Tried] = {}
+        self.made = 0
 
     def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
         """Run one with values of the variables and changes of the program
-        (``simulate/changes.py``), or take it from the file if it was run before.
+        (``simulate/changes.py``); once, however often it is asked for.
 
         Raises:
             Undecided: too little was seen of it.
@@ -195,6 +123,9 @@ class Tries:
             BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
         """
+        key = gpu, tuple(values.items()), changes
+        if key in self._known:
+            return self._known[key]
         plan = self._plan
         command = parse(tuple(fill(word, values) for word in plan.words))
         env = {name: fill(text, values) for name, text in plan.env.items()}
@@ -211,45 +142,13 @@ class Tries:
             until=ready_sign(command),
             torch_config=tuple(f"{name}={value}" for name, value in config.items()),
         )
-        key = self._key(command, env, settings)
-        found = self._store.get(key)
-        if found is not None:
-            self.reused += 1
-            return msgspec.structs.replace(found, values=dict(values))
         began = time.monotonic()
         run = simulate if plan.whole else attempt
         counting = UNCACHED if settings.count_flops else {}
         simulation = run(command, settings, {**self._environment, **counting, **env})
-        outcome = _outcome(simulation, values, time.monotonic() - began)
+        self._known[key] = _outcome(simulation, values, time.monotonic() - began)
         self.made += 1
-        self._store.put(key, outcome)
-        return outcome
-
-    def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
-        torch = find_torch(command.interpreter)
-        of_torch = {k: v for k, v in self._environment.items() if k.startswith(_READ)}
-        parts = (
-            command,
-            sorted({**of_torch, **env}.items()),
-            replace(settings, quiet=True),
-            self._plan.whole,
-            self._script(command.script),
-            os.getcwd(),
-            (torch.version, str(torch.root)),
-            installed_version(),
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-    def _script(self, path: str | None) -> str:
-        if path is None:
-            return ""
-        if path not in self._scripts:
-            try:
-                with open(path, "rb") as f:
-                    self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
-            except IsADirectoryError:  # with a __main__.py, which Python runs
-                self._scripts[path] = ""
-        return self._scripts[path]
+        return self._known[key]
 
 
 def _number(text: str, option: str) -> int:

@@ -29,6 +29,6 @@ def test_what_makes_gradients_wrong_is_said() -> None:
         seconds=1.0,
     )
     row = Row(gpu, {}, tries=[best], best=best)
-    text = render([row], [parse_variable("BUDGET=0.1..0.3")], 1, 0)
+    text = render([row], [parse_variable("BUDGET=0.1..0.3")], 1)
     assert "wrong gradients" in text.partition("\n")[2]
     assert "pytorch/pytorch#190758" in text

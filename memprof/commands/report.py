@@ -223,8 +223,7 @@ def diff(
     Compared is every part that both files have: of compiled code the peak of live memory, what
     forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
     tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
-    flow its peaks. Values that forwards save in one of them alone, or in another type, are named
-    by operator and line, also between versions of torch. Exits 2 if a file cannot be read, or if
+    flow its peaks. Exits 2 if a file cannot be read, or if
     there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
     something could not be compared.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.model.provenance import IN_TORCH
@@ -66,40 +65,6 @@ class Quantity(_Grown):
         return f"{self.name}, {self.device}" if self.device else self.name
 
 
-class SavedKind(str, Enum):
-    """Difference between two profiles in a value that is saved for the backward."""
-
-    NEW = "saved now and not before"
-    GONE = "saved before and not now"
-    TYPE = "saved in another type"
-    SIZE = "saved in another size or number"
-    OPERATOR = "made by another operator"
-
-
-@dataclass(frozen=True, slots=True)
-class SavedChange(_Grown):
-    """A value, or several alike, that forwards keep for their backwards in one of two profiles, or
-    otherwise.
-
-    Attributes:
-        op, types: operator that made it and its element types, both where they differ.
-        module: path of its module, numbers of layers left out.
-        line: of the program, its file and its text; the name of an input.
-        before, after: bytes a step, 0 where it is not saved.
-        count: tensors a step, the larger number of both.
-    """
-
-    kind: SavedKind
-    op: str
-    module: str
-    line: str
-    types: str
-    before: int
-    after: int
-    count: int
-    device: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class ProfileDiff:
     """Two profiles side by side.
@@ -110,15 +75,12 @@ class ProfileDiff:
         quantities: in the order of Note [What is compared].
         operations: of the tracker's operations, in order of their first.
         notes: what could not be compared, or from nothing alone, in words.
-        saved: values that forwards save for their backwards in one profile alone, or otherwise:
-            Note [How saved values are matched] in ``diff.py``.
     """
 
     devices: tuple[str, str]
     quantities: tuple[Quantity, ...]
     operations: tuple[Quantity, ...] = ()
     notes: tuple[str, ...] = ()
-    saved: tuple[SavedChange, ...] = ()
 
 
 def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[PlaceChange, ...]:

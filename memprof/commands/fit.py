@@ -32,7 +32,7 @@ from memprof.what_if.simulate.changes import (
     parse_setting,
 )
 from memprof.what_if.simulate.command_line import BadInput
-from memprof.what_if.simulate.parent import Settings, StandardInput, exits_on_signals
+from memprof.what_if.simulate.parent import Settings, exits_on_signals
 
 from ._common import (
     exact_option,
@@ -200,7 +200,6 @@ def fit(
         timeout_s=timeout,
         quiet=True,
         count_flops=changes is not None or BUDGET_SETTING in torch_config,
-        input=StandardInput(),
     )
     if changes is not None:
         _check_try(gpus, variables)

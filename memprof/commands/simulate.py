@@ -20,7 +20,7 @@ from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, 
 from memprof.what_if.fit.tries import ScriptFailed, Undecided
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
 from memprof.what_if.simulate.messages import Sent
-from memprof.what_if.simulate.parent import Settings, Simulation, StandardInput, find_smallest
+from memprof.what_if.simulate.parent import Settings, Simulation, find_smallest
 from memprof.what_if.simulate.parent import simulate as simulate_script
 from memprof.what_if.simulate.pretend import parse_pretence
 from memprof.what_if.simulate.result import as_json, render, write_profile_of
@@ -247,7 +247,6 @@ def simulate(
     if capability is not None:
         gpu = replace(gpu, capability=capability)
     found: list[Simulation] = []
-    given = StandardInput()
     sent: dict[int, dict[int, Sent]] = {}
     for job in jobs:
         rank = job.rank if job is not None else 0
@@ -261,7 +260,6 @@ def simulate(
             quiet=quiet,
             pretend=pretend,
             balanced_experts=balanced_experts,
-            input=given,
             until=until or ready_sign(parsed),
             heard={other: messages[rank] for other, messages in sent.items() if rank in messages},
         )

@@ -109,13 +109,6 @@ def _size(value: str) -> int:
 size_option = read_by(_size, SimulationError)
 
 
-def _capability(value: str) -> tuple[int, int]:
-    capabilities = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in known_gpus()})}
-    if value not in capabilities:
-        raise click.BadParameter(f"{value!r} is not simulated; there are {', '.join(capabilities)}")
-    return capabilities[value]
-
-
 def _numbers(value: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in value.split(","))
@@ -148,9 +141,6 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 )
 @list_gpus
 @other_memory
-@click.option(
-    "--capability", callback=read_by(_capability), metavar="X.Y", help="Another compute capability."
-)
 @click.option(
     "--world-size", type=int, metavar="N", help="Ranks of the job; the others are not there."
 )
@@ -202,7 +192,6 @@ def simulate(
     command: tuple[str, ...],
     gpu: Gpu,
     memory: int | None,
-    capability: tuple[int, int] | None,
     world_size: int | None,
     ranks: tuple[int, ...] | None,
     ranks_per_host: int | None,
@@ -244,8 +233,6 @@ def simulate(
         check_writable(output)
     if memory is not None:
         gpu = gpu.with_memory(memory)
-    if capability is not None:
-        gpu = replace(gpu, capability=capability)
     found: list[Simulation] = []
     sent: dict[int, dict[int, Sent]] = {}
     for job in jobs:

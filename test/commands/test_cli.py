@@ -150,7 +150,6 @@ def test_a_short_report_says_what_else_there_is(path: str) -> None:
     assert "What to change" in said
     titles = {
         "Live at the peak, by module": "compiled code by module",
-        "Saved activations": "saved activations",
         "Graphs;": "graphs",
         "Ledger": "ledger",
         "What is not counted": "what is not counted",

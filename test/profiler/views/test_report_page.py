@@ -634,7 +634,7 @@ def test_an_empty_profile_says_why_it_is_empty(page: Page, tmp_path: Path) -> No
     text = page.inner_text("main")
     assert "No call of a compiled graph was recorded" in text
     # AND there are no tables of nothing
-    assert "Saved activations" not in text
+    assert "Graphs; bytes" not in text
     assert "0 B" not in text
     assert "The ledger is empty: nothing was compiled." in text
 

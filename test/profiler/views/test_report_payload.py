@@ -207,7 +207,7 @@ def test_an_empty_profile() -> None:
     (device,) = payload["devices"]
     assert device["peak"] is None
     assert device["calls"]["step"] == device["units"] == []
-    assert device["sections"]["saved"]["tables"][0]["rows"] == []
+    assert device["sections"]["graphs"]["tables"][0]["rows"] == []
     assert payload["header"]["notes"][1][1] == "0 graphs, 0 calls in 0 ns"
 
 

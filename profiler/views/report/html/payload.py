@@ -118,9 +118,9 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
         yield about.advice(summary.advice, format_bytes)
     yield from live.of_instant(profile)
     yield _operations(profile)
-    saved, graphs, not_counted = of_device(summary, format_bytes)
+    graphs, not_counted = of_device(summary, format_bytes)
     if profile.graphs:
-        yield from (saved, graphs, live.descriptions(profile))
+        yield from (graphs, live.descriptions(profile))
         yield ledger.trees(summary, format_bytes)
     counts = ledger.ledger_counts(summary)
     entries = ledger.of_ledger(profile, format_bytes, MAX_LEDGER)

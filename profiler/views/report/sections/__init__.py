@@ -63,6 +63,5 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
 
 def of_device(s: Summary, show: Show) -> Iterator[Section]:
     """Yields the sections on one device, which a page replaces when another device is chosen."""
-    yield live.saved(s, show)
     yield live.graphs(s)
     yield about.not_counted(s, show)

@@ -20,7 +20,7 @@ from memprof.profiler.views.report.section import (
 )
 from memprof.profiler.views.report.summary import Summary
 
-from .about import MEANING, VIEWS, module_name
+from .about import MEANING, VIEWS
 
 _DESCRIBED = 10
 """Graphs whose inputs and outputs are listed."""
@@ -190,38 +190,6 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
         ("", b.total, b.total, "total"),
     )
     return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
-
-
-def saved(s: Summary, show: Show) -> Section:
-    total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
-    calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
-    columns = (
-        col.BYTES,
-        col.Count("calls", help=calls),
-        col.Share("cost", help="Bytes x calls, as a share of all", whole=cost, only="page"),
-        col.Code("FX node"),
-        *col.below(col.Code("graph"), col.MODULE, col.LINE),
-    )
-    rows = [
-        (
-            a.nbytes,
-            a.lifetime_calls,
-            round(a.cost),
-            a.node or f"({a.op or 'unknown'})",
-            a.graph,
-            module_name(a.module),
-            a.frame,
-        )
-        for a in s.saved
-    ]
-    foot = ((total, "", "", "total", "", "", ""),) if rows else ()
-    text = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
-    text += "held long is what recomputing or offloading it saves most on."
-    notes = (Note(text, only="page"),) if rows else ()
-    none = "No forward with a backward was observed, so nothing is saved from one to the other."
-    tables = (Table(columns, rows, foot, rest="smaller", empty=none),)
-    title = "Saved activations, by bytes x calls until the backward"
-    return Section("saved", title, notes, tables, detail=True, name="saved activations")
 
 
 def graphs(s: Summary) -> Section:

@@ -222,10 +222,9 @@ def diff(
 
     Compared is every part that both files have: of compiled code the peak of live memory, what
     forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
-    tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
-    flow its peaks. Exits 2 if a file cannot be read, or if
-    there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
-    something could not be compared.
+    tracker peaks and what remained, by device; of the data flow its peaks. Exits 2 if a file cannot
+    be read, or if there is nothing to compare; with --fail-over also if a file lacks a part, or its
+    end, or something could not be compared.
     """
     output = page_path(output, after) if output is not None else None
     _check_output(output, as_json, before, after)
@@ -273,9 +272,7 @@ def _check_whole(path: str, profile: Profile) -> None:
 
 def _check(found: ProfileDiff, limit: float, relative: bool) -> None:
     over = [
-        q
-        for q in (*found.quantities, *found.operations)
-        if q.change > 0 and (q.growth if relative else q.change) > limit
+        q for q in found.quantities if q.change > 0 and (q.growth if relative else q.change) > limit
     ]
     if over:
         allowed = f"{100 * limit:g} %" if relative else format_bytes(int(limit))

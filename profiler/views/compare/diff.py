@@ -53,7 +53,6 @@ from .diff_parts import (
     account_changes,
     dataflow_notes,
     dataflow_quantities,
-    operation_quantities,
     tracker_changes,
 )
 
@@ -79,16 +78,13 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         if present := known_devices(profile):
             check_device(device, present)
     devices, quantities = _compiled(before, after, device)
-    operations: list[Quantity] = []
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
-        operations = list(operation_quantities(before.tracker, after.tracker))
     reserved, unknown = account_changes(before, after)
     rest = (*dataflow_quantities(before, after), *reserved)
     quantities += (q for q in rest if device in (None, q.device))
-    operations = [q for q in operations if device in (None, q.device)]
     notes += (*dataflow_notes(before, after), *unknown)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
@@ -98,13 +94,13 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     ):
         if had != has:
             notes.append(f"{part}: only {'before' if had else 'after'}")
-    if not quantities and not operations:
+    if not quantities:
         only = f" ({'; '.join(notes)})" if notes else ""
         raise NothingToCompare(
             f"there is nothing to compare{only}: take both profiles in the same way, of a run "
             "that compiles, is tracked or simulated, or has a data-flow profile"
         )
-    return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes))
+    return ProfileDiff(devices, tuple(quantities), tuple(notes))
 
 
 def _compiled(

@@ -37,9 +37,9 @@ class Quantity(_Grown):
 
     Attributes:
         name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
-            ``peak of …``, ``kept by …``, ``data-flow peak``, ``reserved`` and ``reserved end`` of
+            ``data-flow peak``, ``reserved`` and ``reserved end`` of
             the other parts.
-        before, after: bytes; what an operation keeps is negative where it gives memory back.
+        before, after: bytes.
         views: changes by ``category``, ``module`` and ``node`` (of what was reserved by ``line``,
             of a pool by ``function``), largest change first; in each the changes add up to that
             of the quantity, but for a pool, whose growth recordings do not explain alone. Places
@@ -58,7 +58,7 @@ class Quantity(_Grown):
         """Gives the change as a part of ``before``; infinite where there was nothing."""
         if not self.change:
             return 0.0
-        return self.change / abs(self.before) if self.before else float("inf")
+        return self.change / self.before if self.before else float("inf")
 
     @property
     def label(self) -> str:
@@ -73,13 +73,11 @@ class ProfileDiff:
         devices: whose memory was compared of compiled code, before and after; "" where neither
             profile has any. Quantities of further ones say their device.
         quantities: in the order of Note [What is compared].
-        operations: of the tracker's operations, in order of their first.
         notes: what could not be compared, or from nothing alone, in words.
     """
 
     devices: tuple[str, str]
     quantities: tuple[Quantity, ...]
-    operations: tuple[Quantity, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -30,11 +30,6 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
     compared = _quantities(zip(titles, diff.quantities, strict=True))
     title = f"Memory on {both}" if both else ""
     yield Section("", title, tables=(compared,) if diff.quantities else ())
-    if diff.operations:
-        rows = [(q.label, q) for q in diff.operations if q.change]
-        rows.sort(key=lambda row: (-abs(row[1].change), row[0]))
-        note = Note(f"{len(diff.operations) - len(rows):,} figures did not change.")
-        yield Section("", "Operations", (note,), (_quantities(rows, 1),) if rows else ())
     if diff.notes:
         notes = tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
         yield Section("", "", notes)
@@ -51,7 +46,7 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
                 yield of_rows(title, columns, cells, rest="smaller changes")
 
 
-def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
+def _quantities(rows: Iterable[tuple[str, Quantity]]) -> Table:
     columns = (
         col.Text(""),
         *col.alike(col.Bytes, "before", "after"),
@@ -59,7 +54,7 @@ def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Tab
         col.Figure(""),
     )
     cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]
-    return Table(columns, cells, least=least, rest="smaller changes")
+    return Table(columns, cells, least=EVERY)
 
 
 def _title(q: Quantity) -> str:

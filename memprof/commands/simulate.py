@@ -20,7 +20,7 @@ from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, 
 from memprof.what_if.fit.tries import ScriptFailed, Undecided
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
 from memprof.what_if.simulate.messages import Sent
-from memprof.what_if.simulate.parent import Settings, Simulation, find_smallest
+from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.parent import simulate as simulate_script
 from memprof.what_if.simulate.pretend import parse_pretence
 from memprof.what_if.simulate.result import as_json, render, write_profile_of
@@ -167,7 +167,6 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
     metavar="TEXT",
     help="Leave it when its output has this. [what vllm and sglang print when they serve]",
 )
-@click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
 @timeout_option("End it then.")
 @click.option(
     "--pretend",
@@ -199,7 +198,6 @@ def simulate(
     steps: int | None,
     to_the_end: bool,
     until: str | None,
-    smallest: bool,
     timeout: float | None,
     pretend: tuple[str, ...],
     balanced_experts: bool,
@@ -253,8 +251,6 @@ def simulate(
         with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))
             sent[rank] = found[-1].outcome.sent
-            if smallest:
-                find_smallest(found[-1], parsed, settings, os.environ)
     if output is not None:
         write_profile_of(found, output)
     if as_data:

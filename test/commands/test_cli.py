@@ -80,8 +80,8 @@ Commands:
   export    Write a profile in another tool's format, or those of several...
   run       Run a script nobody changed with the memory tracker on.
   simulate  Tell how much device memory a CUDA script takes, without a GPU.
-  fit       Find what fits: the largest batch, the smallest GPU, the...
-  config    Show or change the settings of the memory tracker.
+  fit       Find what fits: the largest batch, the smallest GPU.
+  config    Show the settings of the memory tracker.
   doctor    Say what is installed here, what works and what does not.
 """,
         )

@@ -20,7 +20,6 @@ from typing import IO, Any
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, WhyNot
-from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
@@ -99,7 +98,6 @@ class Simulation:
             for long enough to tell, which ``outcome.undecided`` says.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
-        smallest: bytes of the smallest device on which it ran, if that was looked for.
     """
 
     gpu: Gpu
@@ -107,7 +105,6 @@ class Simulation:
     job: Job | None
     outcome: Outcome
     failed_at: list[DeviceAccount] = field(default_factory=list)
-    smallest: int | None = None
 
     @property
     def least(self) -> int:
@@ -172,41 +169,6 @@ def attempt(command: Command, settings: Settings, environment: Mapping[str, str]
         if found.fits and outcome.undecided:
             found.fits = None
     return found
-
-
-def find_smallest(
-    simulation: Simulation, command: Command, settings: Settings, environment: Mapping[str, str]
-) -> None:
-    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
-    was simulated with these settings; nothing where the script failed for another reason."""
-    outcome = simulation.outcome
-    if simulation.account is None or not _ran(outcome):
-        return
-    low, high = simulation.least, simulation.needed
-    quiet = replace(settings, quiet=True)
-    # The simulated device takes all other estimates' memory itself.
-    nccl = estimates()["nccl"]
-    kept = nccl.nbytes if nccl in simulation.account.outside else 0
-
-    def runs(memory: int) -> bool:
-        device = settings.gpu.with_memory(memory - kept)
-        return _ran(_run(command, replace(quiet, gpu=device), environment))
-
-    while not runs(high):
-        low, high = high, int(high * 1.02)
-    while high - low > max(SMALL_SEGMENT, low // 100):
-        middle = (low + high) // 2
-        if runs(middle):
-            high = middle
-        else:
-            low = middle
-    simulation.smallest = high
-
-
-def _ran(outcome: Outcome) -> bool:
-    """Tells whether a script was seen to run: not where it has caught an error and said so as it
-    left."""
-    return outcome.failure is None and not outcome.status and not outcome.undecided
 
 
 def _run(

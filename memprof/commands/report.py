@@ -205,7 +205,6 @@ def _limit(value: str) -> tuple[float, bool]:
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
 @rank_option
-@page_option
 @table_options
 @shows_files
 def diff(
@@ -213,7 +212,6 @@ def diff(
     after: str,
     limit: tuple[float, bool] | None,
     as_json: bool,
-    output: str | None,
     top: int | None,
     device: str | None,
     exact: bool,
@@ -226,8 +224,6 @@ def diff(
     be read, or if there is nothing to compare; with --fail-over also if a file lacks a part, or its
     end, or something could not be compared.
     """
-    output = page_path(output, after) if output is not None else None
-    _check_output(output, as_json, before, after)
     old, new = read(before), read(after)
     try:
         found = compare(old, new, device)
@@ -235,12 +231,7 @@ def diff(
         raise BadFile(f"{before} and {after}: {e}") from e
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if output is not None:
-        # Its assets are of no use to the terminal's text.
-        from memprof.profiler.views.report.html import write_diff
-
-        print_page(output, write_diff(found, output, before, after))
-    elif as_json:
+    if as_json:
         print_json(found)
     else:
         style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)

@@ -46,7 +46,7 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.views.report import summarize
 from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
-from memprof.profiler.views.report.html import build_page, report_page, write_report
+from memprof.profiler.views.report.html import report_page, write_report
 from memprof.profiler.views.report.html.payload import MAX_POINTS, report_payload
 from profiler.live.test_timeline import profiles
 
@@ -773,7 +773,7 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
 
 
 def test_the_same_profile_gives_the_same_page() -> None:
-    pages = {build_page(report_page(training(), source="a.memprof")) for _ in range(2)}
+    pages = {report_page(training(), source="a.memprof") for _ in range(2)}
     assert len(pages) == 1
 
 

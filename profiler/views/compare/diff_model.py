@@ -10,10 +10,11 @@ from memprof.profiler.model import SourceFrame
 from memprof.profiler.model.provenance import IN_TORCH
 
 
-class _Grown:
-    """Bytes before and after."""
+@dataclass(frozen=True, slots=True)
+class PlaceChange:
+    """Bytes of the place ``key`` before and after, 0 where it is not there."""
 
-    __slots__ = ()
+    key: str
     before: int
     after: int
 
@@ -23,16 +24,7 @@ class _Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceChange(_Grown):
-    """Bytes of the place ``key`` before and after, 0 where it is not there."""
-
-    key: str
-    before: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity(_Grown):
+class Quantity:
     """One thing that is compared, see Note [What is compared].
 
     Attributes:
@@ -52,6 +44,10 @@ class Quantity(_Grown):
     after: int
     views: dict[str, tuple[PlaceChange, ...]]
     device: str = ""
+
+    @property
+    def change(self) -> int:
+        return self.after - self.before
 
     @property
     def growth(self) -> float:

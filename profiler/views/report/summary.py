@@ -114,7 +114,6 @@ class Summary:
     at_peak: list[parts.DevicePeak]  # what was reserved at the peak of devices that nobody watched
     unobserved: list[UnobservedCalls]  # by graph
     dataflow: list[parts.DataFlowPeak]  # peaks of the data-flow profile, by device
-    tracker: parts.TrackerPeaks | None  # None if it did not run
     advice: list[Finding]  # what could be changed, most bytes first
     out_of_memory: list[OutOfMemory]  # allocations that failed
     growth: list[model.Growth]  # what is held across steps and grows, most a step first
@@ -177,7 +176,6 @@ def summarize(
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
         dataflow=parts.data_flow_peaks(profile),
-        tracker=parts.tracker_peaks(profile.tracker),
         at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
         out_of_memory=out_of_memory(profile),

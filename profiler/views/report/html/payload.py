@@ -111,7 +111,6 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     yield Section("accounts", "Device memory", parts=accounts)
     pools = tuple(account.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
-    yield about.totals(summary)
     if grows and failed:
         yield grows
     if summary.peak is not None or summary.advice:

@@ -19,7 +19,7 @@ from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
 from memprof.what_if.fit.tries import ScriptFailed, Undecided
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
-from memprof.what_if.simulate.messages import Sent
+from memprof.what_if.simulate.messages import Announced
 from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.parent import simulate as simulate_script
 from memprof.what_if.simulate.pretend import parse_pretence
@@ -232,7 +232,7 @@ def simulate(
     if memory is not None:
         gpu = gpu.with_memory(memory)
     found: list[Simulation] = []
-    sent: dict[int, dict[int, Sent]] = {}
+    sent: dict[int, dict[int, list[Announced]]] = {}
     for job in jobs:
         rank = job.rank if job is not None else 0
         settings = Settings(

@@ -134,9 +134,7 @@ class _Run:
             self._flops.install()
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
-            fake = functools.partial(
-                fake_groups, rank=rank, world_size=size, messages=self._messages
-            )
+            fake = functools.partial(fake_groups, rank=rank, world_size=size)
             after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
             after_import("torch.distributed.pipelining.stage", fake_votes)

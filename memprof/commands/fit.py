@@ -22,7 +22,7 @@ from memprof.what_if.fit.table import (
 )
 from memprof.what_if.fit.table import rows as search_rows
 from memprof.what_if.fit.trials import Trial, render_trials, try_changes
-from memprof.what_if.fit.tries import Plan, Tried, Tries
+from memprof.what_if.fit.tries import Tried, Tries
 from memprof.what_if.fit.variables import Variable, check_places, parse_variable
 from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
@@ -207,17 +207,26 @@ def fit(
     whole = changes is not None
     if whole and tokens is not None:
         raise click.UsageError("--at-least-tokens is for --vary, or for GPUs alone")
-    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole, devices)
+    tries = Tries(
+        words=command,
+        env=env,
+        torch_config=torch_config,
+        world_size=world_size,
+        ranks_per_host=ranks_per_host,
+        devices=devices,
+        settings=settings,
+        environment=os.environ,
+        whole=whole,
+    )
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
     if changes is not None:
         example = "memprof fit --try -- python train.py"
     with _refused_before(command, example):
-        check_places(variables, plan.texts)
+        check_places(variables, tries.texts)
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
     gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
-    tries = Tries(plan, os.environ)
     style = replace(style_of(sys.stdout), exact=exact)
     if changes is not None:
         before, trials, ended = _tried(gpus[0], changes, tries, quiet)

@@ -188,7 +188,9 @@ def rows(
 
         def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
             varying = {**row.values, varied.name: varied.values[index]}
-            tried = by_index[index] = row.attempt(varying, tries, on_try)
+            if index not in by_index:
+                by_index[index] = row.attempt(varying, tries, on_try)
+            tried = by_index[index]
             needed = tried.needed - tried.reserved + tried.allocated
             return Try(tried.fits, needed, tried.short)
 

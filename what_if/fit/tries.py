@@ -72,15 +72,17 @@ class Undecided(ScriptFailed):
     """Too little was seen in a try to say whether it fits: no answer is made of that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Command and settings of the tries; every text may have ``{NAME}`` of a variable in it.
+@dataclass(slots=True)
+class Tries:
+    """Runs tries of one command, which may have ``{NAME}`` of a variable in every text.
 
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
         devices: that a process alone sees.
+        environment: of the script, before ``env``.
         whole: whether what does not fit runs again on an ample device.
+        made: number of tries so far.
     """
 
     words: tuple[str, ...]
@@ -88,9 +90,11 @@ class Plan:
     torch_config: Mapping[str, str]
     world_size: str
     ranks_per_host: int | None
+    devices: str
     settings: Settings
+    environment: Mapping[str, str]
     whole: bool = False
-    devices: str = "1"
+    made: int = 0
 
     @property
     def texts(self) -> list[str]:
@@ -103,19 +107,9 @@ class Plan:
             self.devices,
         ]
 
-
-class Tries:
-    """Runs tries, each at most once: so many were ``made``."""
-
-    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
-        self._plan = plan
-        self._environment = environment
-        self._known: dict[tuple[Gpu, tuple[tuple[str, str], ...], tuple[str, ...]], Tried] = {}
-        self.made = 0
-
     def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
         """Run one with values of the variables and changes of the program
-        (``simulate/changes.py``); once, however often it is asked for.
+        (``simulate/changes.py``).
 
         Raises:
             Undecided: too little was seen of it.
@@ -123,18 +117,14 @@ class Tries:
             BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
         """
-        key = gpu, tuple(values.items()), changes
-        if key in self._known:
-            return self._known[key]
-        plan = self._plan
-        command = parse(tuple(fill(word, values) for word in plan.words))
-        env = {name: fill(text, values) for name, text in plan.env.items()}
-        config = {name: fill(text, values) for name, text in plan.torch_config.items()}
-        size = fill(plan.world_size, values)
-        job = jobs_of(_number(size, "--world-size") if size else None, (), plan.ranks_per_host)[0]
-        devices = _number(fill(plan.devices, values), "--devices")
+        command = parse(tuple(fill(word, values) for word in self.words))
+        env = {name: fill(text, values) for name, text in self.env.items()}
+        config = {name: fill(text, values) for name, text in self.torch_config.items()}
+        size = fill(self.world_size, values)
+        job = jobs_of(_number(size, "--world-size") if size else None, (), self.ranks_per_host)[0]
+        devices = _number(fill(self.devices, values), "--devices")
         settings = replace(
-            plan.settings,
+            self.settings,
             gpu=gpu,
             job=job,
             devices=job.ranks_per_host if job is not None else devices,
@@ -143,12 +133,11 @@ class Tries:
             torch_config=tuple(f"{name}={value}" for name, value in config.items()),
         )
         began = time.monotonic()
-        run = simulate if plan.whole else attempt
+        run = simulate if self.whole else attempt
         counting = UNCACHED if settings.count_flops else {}
-        simulation = run(command, settings, {**self._environment, **counting, **env})
-        self._known[key] = _outcome(simulation, values, time.monotonic() - began)
+        simulation = run(command, settings, {**self.environment, **counting, **env})
         self.made += 1
-        return self._known[key]
+        return _outcome(simulation, values, time.monotonic() - began)
 
 
 def _number(text: str, option: str) -> int:

@@ -151,9 +151,7 @@ def main() -> None:
         return
     from workloads import WORKLOADS
 
-    names = args.workloads or [
-        name for name, w in WORKLOADS.items() if w.memory and (w.quick or not args.quick)
-    ]
+    names = args.workloads or [name for name, w in WORKLOADS.items() if w.quick or not args.quick]
     layers = 2 if args.quick and args.layers is None else args.layers
     for name in names:
         print(f"{name}: {WORKLOADS[name].about}")

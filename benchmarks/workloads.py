@@ -278,9 +278,7 @@ def bert_inference(compiler: Compiler) -> Step:
     return inference(bert_large(), compiler, tokens_of(16, 512), tokens_of(4, 512))
 
 
-@workload(
-    "ResNet-50, 64 images of a DataLoader, EMA copy of the model, bf16 autocast, no cuDNN",
-)
+@workload("ResNet-50, 64 images of a DataLoader, EMA copy of the model, bf16 autocast, no cuDNN")
 def resnet50_training(compiler: Compiler) -> Step:
     training = Training(Loss(Logits("ResNetForImageClassification", num_labels=1000)), compiler)
     average = torch.optim.swa_utils.AveragedModel(training.module)

@@ -144,7 +144,7 @@ bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside in
 bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory beside what the simulated device says
 	TORCH=$(SIMGPU_TORCH) $(SIMGPU_VENV)/bin/python benchmarks/simulate_accuracy.py $(ARGS)
 
-bench-call: $(SIMGPU_STAMP) ## host time of a compiled call by layer, beside reduce-overhead (simulated)
+bench-call: $(SIMGPU_STAMP) ## host time of a compiled call, beside reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/call_budget.py $(ARGS)
 
 bench-trees: $(SIMGPU_STAMP) ## the same of inference alone, results held and dropped

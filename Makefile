@@ -60,7 +60,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow serving-env test-serving fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-account bench-simulate bench-trees bench-call bench-start bench doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow serving-env test-serving fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -141,13 +141,10 @@ real-gpu-page: ## docs/real-gpu.md and the README's sentence, from benchmarks/re
 bench-memory: $(SIMGPU_STAMP) ## device memory of models at real sizes beside inductor and reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/device_memory.py $(ARGS)
 
-bench-account: $(SIMGPU_STAMP) ## how much of the device the report of real models can name, and whether it adds up (simulated)
-	$(SIMGPU_PY) benchmarks/account_models.py $(ARGS)
-
 bench-simulate: $(SIMGPU_STAMP) ## published measurements of device memory beside what the simulated device says
 	TORCH=$(SIMGPU_TORCH) $(SIMGPU_VENV)/bin/python benchmarks/simulate_accuracy.py $(ARGS)
 
-bench-call: $(SIMGPU_STAMP) ## host time of a compiled call by layer, beside reduce-overhead (simulated)
+bench-call: $(SIMGPU_STAMP) ## host time of a compiled call, beside reduce-overhead (simulated)
 	$(SIMGPU_PY) benchmarks/call_budget.py $(ARGS)
 
 bench-trees: $(SIMGPU_STAMP) ## the same of inference alone, results held and dropped

@@ -1,4 +1,4 @@
-"""Models at real sizes and ways of running them, for `make bench-memory` and `bench-account`.
+"""Models at real sizes and ways of running them, for `make bench-memory`.
 
 Kernels of the simulated device compute nothing (see simulated_cuda/README.md), so a step of any
 of these takes milliseconds once it is compiled, and its allocations are those of a real step. A
@@ -31,16 +31,12 @@ class Workload:
         build: makes it, on the device.
         about: sizes, and what is smaller than in the published model.
         steps: how many; the last two are the steady state.
-        memory: whether it is compared with other backends, by `make bench-memory`.
-        account: whether its report is held against the allocator, by `make bench-account`.
         quick: whether it is part of ``--quick``.
     """
 
     build: Build
     about: str
     steps: int = 6
-    memory: bool = True
-    account: bool = False
     quick: bool = False
 
 
@@ -148,23 +144,15 @@ def gpt2(**settings: int) -> nn.Module:
     return on_device(lambda: models.GPT2(layers(12), **settings))
 
 
-@workload("124M, 8 x 1024, bf16 autocast, fused AdamW", account=True, quick=True)
+@workload("124M, 8 x 1024, bf16 autocast, fused AdamW", quick=True)
 def gpt2_training(compiler: Compiler, **settings: int) -> Step:
     training, tokens = Training(Loss(gpt2(**settings)), compiler), tokens_of(8, 1024)
     return lambda i: training.step(tokens, tokens)
 
 
-@workload("124M, 8 x 1024, bf16 autocast, all logits", account=True)
+@workload("124M, 8 x 1024, bf16 autocast, all logits")
 def gpt2_inference(compiler: Compiler) -> Step:
     return inference(gpt2(), compiler, tokens_of(8, 1024))
-
-
-@workload(
-    "as gpt2-training, the loss eager, its logits outputs of the graph", account=True, memory=False
-)
-def gpt2_loss_outside(compiler: Compiler) -> Step:
-    training, tokens = Training(Loss(compiler(gpt2())), lambda f: f), tokens_of(8, 1024)
-    return lambda i: training.step(tokens, tokens)
 
 
 @workload("as gpt2-training, batches of 8 and 4 by turns, not dynamic", steps=8)
@@ -211,13 +199,13 @@ def llama() -> nn.Module:
     return on_device(lambda: models.Llama(layers(16)), torch.bfloat16)
 
 
-@workload("Llama 3.2 1B, 2 x 2048, bf16, fused AdamW", account=True)
+@workload("Llama 3.2 1B, 2 x 2048, bf16, fused AdamW")
 def llama_training(compiler: Compiler) -> Step:
     training, tokens = Training(Loss(llama()), compiler, autocast=False), tokens_of(2, 2048)
     return lambda i: training.step(tokens, tokens)
 
 
-@workload("as llama-training, 4 x 2048, each block checkpointed", account=True)
+@workload("as llama-training, 4 x 2048, each block checkpointed")
 def llama_checkpointed(compiler: Compiler) -> Step:
     model = llama()
     models.checkpoint_blocks(model)
@@ -225,9 +213,7 @@ def llama_checkpointed(compiler: Compiler) -> Step:
     return lambda i: training.step(tokens, tokens)
 
 
-@workload(
-    "Llama 3.2 1B, 8 requests of 512 tokens, then 8 one by one, static cache for 2048", account=True
-)
+@workload("Llama 3.2 1B, 8 requests of 512 tokens, then 8 one by one, static cache for 2048")
 def llama_generation(compiler: Compiler) -> Step:
     model: Any = llama()
     with torch.device("cuda"):
@@ -281,21 +267,18 @@ def bert_large() -> nn.Module:
     )
 
 
-@workload("BERT-large, masked words, 16 x 512, dropout, bf16 autocast", account=True)
+@workload("BERT-large, masked words, 16 x 512, dropout, bf16 autocast")
 def bert_training(compiler: Compiler) -> Step:
     training, tokens = Training(Loss(bert_large()), compiler), tokens_of(16, 512)
     return lambda i: training.step(tokens, tokens)
 
 
-@workload("BERT-large, 16 x 512 and 4 x 512 by turns, not dynamic", steps=8, account=True)
+@workload("BERT-large, 16 x 512 and 4 x 512 by turns, not dynamic", steps=8)
 def bert_inference(compiler: Compiler) -> Step:
     return inference(bert_large(), compiler, tokens_of(16, 512), tokens_of(4, 512))
 
 
-@workload(
-    "ResNet-50, 64 images of a DataLoader, EMA copy of the model, bf16 autocast, no cuDNN",
-    account=True,
-)
+@workload("ResNet-50, 64 images of a DataLoader, EMA copy of the model, bf16 autocast, no cuDNN")
 def resnet50_training(compiler: Compiler) -> Step:
     training = Training(Loss(Logits("ResNetForImageClassification", num_labels=1000)), compiler)
     average = torch.optim.swa_utils.AveragedModel(training.module)

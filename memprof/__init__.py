@@ -10,8 +10,6 @@
         engine.capture_model()
     graphs.report()
 
-    memprof.estimate(model, inputs, optimizer=torch.optim.AdamW, device="h100-80gb")  # without one
-
     tracker = memprof.track(interval=5.0)  # of the whole process: docs/tracker.md
 
 ``import memprof`` itself imports neither torch nor the backend.
@@ -38,17 +36,13 @@ if TYPE_CHECKING:
     )
     from .profiler.support.thread_activity import name_graphs
     from .profiler.verbs import LoadedProfile, load
-    from .what_if.estimates import Estimate, EstimateFailed, estimate
 
 __all__ = [
-    "Estimate",
-    "EstimateFailed",
     "LoadedProfile",
     "ProfilingSession",
     "checkpoint",
     "current_profile",
     "current_tracker",
-    "estimate",
     "load",
     "name_graphs",
     "profile",
@@ -59,7 +53,6 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("Estimate", "EstimateFailed", "estimate"), "what_if.estimates"),
     **dict.fromkeys(("LoadedProfile", "load"), "profiler.verbs"),
     **dict.fromkeys(
         ("ProfilingSession", "current_profile", "profile", "report", "watch_graphs"),

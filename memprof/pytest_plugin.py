@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import pytest
 
 from memprof.what_if.gate import CHILD, OPTIONS
 
 __all__ = [
-    "device_memory",
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
@@ -100,16 +98,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
     with open(path, "a") as f:
         print(json.dumps([report.when, report.outcome, reason]), file=f)
-
-
-@pytest.fixture
-def device_memory(request: pytest.FixtureRequest) -> Any:
-    """Bytes of the simulated device, from inside of a test with the mark; see ``DeviceMemory``."""
-    if CHILD not in os.environ:
-        raise pytest.UsageError(
-            f"{request.node.nodeid} asks for device_memory and has no mark {MARK}, so that it does "
-            "not run on a simulated device: add @pytest.mark.limit_device_memory()"
-        )
-    from memprof.what_if.gate.device_memory import DeviceMemory
-
-    return DeviceMemory()

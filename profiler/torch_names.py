@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ from .sources.trace.read import read_events
 from .sources.trace.to_model import POINTS, raw_timeline, timeline_points
 from .support.writing import output
 from .views.export import export_profile
-from .views.report.html import report_page, write_page
+from .views.report.html import write_report
 
 FORMATS = (".raw.json", ".trace.json", ".json", ".html")
 
@@ -246,8 +245,7 @@ def _write_html(
     profile: DataFlowProfile, path: str | Path, device: str, title: str | None = None
 ) -> None:
     profile.device_index(device)
-    page = report_page(_alone(profile), device)
-    write_page(replace(page, title=title or f"Memory of {device}"), path)
+    write_report(_alone(profile), path, device, title=title or f"Memory of {device}")
 
 
 def _alone(profile: DataFlowProfile, points: int = POINTS) -> Profile:

@@ -1,1 +1,1 @@
-"""Memory that a program would take: simulated runs, searches, limits in tests, estimates."""
+"""Memory that a program would take: simulated runs, searches, limits in tests."""

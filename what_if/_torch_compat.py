@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
-
-if TYPE_CHECKING:
-    import torch
 
 
 def allocate_by(settings: Callable[[], str]) -> None:
@@ -56,24 +53,6 @@ def on_partition(do: Callable[[Sequence[Any]], None]) -> None:
         partitioners.min_cut_rematerialization_partition = told
 
     after_import("torch._functorch.partitioners", wrap)
-
-
-def has_hooks(tensor: torch.Tensor) -> bool:
-    """Tells whether the program has registered hooks on a tensor."""
-    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
-
-
-def identity_of(storage: torch.UntypedStorage) -> int:
-    """Number of a storage as long as it lives: on the meta device none has an address."""
-    return int(storage._cdata)
-
-
-def tensors_in(value: object) -> list[torch.Tensor]:
-    """Tensors in containers, also those of classes that torch knows how to take apart."""
-    import torch
-
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def fake_votes(stages: Any) -> None:

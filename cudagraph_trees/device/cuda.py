@@ -33,9 +33,7 @@ from memprof.profiler.sources.allocator._torch_compat import pool_segments
 from memprof.profiler.support.thread_activity import name_graphs
 
 from .. import _torch_compat as compat
-from .allocator_history import allocator_history
 from .protocol import (
-    AllocatorEvent,
     Checkpoint,
     Frames,
     Input,
@@ -210,19 +208,6 @@ class CudaPool:
             generators,
             began=began,
         )
-
-    @contextlib.contextmanager
-    def observing(self) -> Iterator[list[AllocatorEvent]]:
-        """Yields a list that holds, after the block, what the allocator did within it."""
-        out: list[AllocatorEvent] = []
-        with allocator_history() as history:
-            yield out
-            ours = self.extent()
-            for e in history(self.index):
-                action, address = e["action"], e["addr"]
-                if action in ("alloc", "free_completed") and ours(address):
-                    frames = _frames(e["frames"])
-                    out.append(AllocatorEvent(action == "alloc", address, e["size"], frames))
 
     def checkpoint(self) -> Checkpoint:
         return compat.pool_checkpoint(self.index, self.handle)

@@ -102,14 +102,3 @@ class PoolSegment:
     address: int
     nbytes: int
     blocks: tuple[PoolBlock, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorEvent:
-    """One block that the pool's allocator gave away, or took back, and the stack that asked for
-    it."""
-
-    alloc: bool
-    address: int
-    nbytes: int
-    frames: Frames = ()

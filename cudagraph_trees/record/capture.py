@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 
 from memprof.profiler.support.thread_activity import name_graphs
 
-from .. import _torch_compat as compat
 from ..device.cuda import CudaPool
-from ..device.protocol import AllocatorEvent, Input, Output, TensorSpec
+from ..device.protocol import Input, Output, TensorSpec
 from ..replay.inputs import InputPlan, reference_persistent
 from ..replay.liveness import StorageWeakRefWrapper, address_of
 from ..replay.node import CUDAGraphNode, Node
 from ..replay.spec import FunctionSpec
 from .pool_check import check_pool
-from .program import program_of
 
 
 def warm_up_node(
@@ -63,7 +58,6 @@ def capture_node(
     pool: CudaPool,
     *,
     demoted: frozenset[int],
-    learn_program: bool,
     copies: dict[int, TensorSpec],
 ) -> tuple[CUDAGraphNode, list[Output]]:
     """Record: the node, and what the call returns.
@@ -73,7 +67,6 @@ def capture_node(
         number, step, parent: of the node.
         pool: where.
         demoted: inputs that are copied although a node of the path made them.
-        learn_program: the node learns its allocation program.
         copies: filled in on the way: where the copies of copied inputs lie.
 
     Raises:
@@ -87,19 +80,14 @@ def capture_node(
     plan = InputPlan(function, inputs, above, demoted)
     live_before = [r for r in above if not r.expired()]
     persistent = reference_persistent(function, plan, inputs)
-    in_pool = {i: TensorSpec.of(inputs[i]) for i in plan.managed}
-    observing: Callable[[], AbstractContextManager[list[AllocatorEvent]]] = (
-        pool.observing if learn_program else lambda: nullcontext([])
-    )
-    with observing() as events:
-        recording = plan.allocate(inputs, pool)
+    recording = plan.allocate(inputs, pool)
     specs = {i: TensorSpec.of(recording[i]) for i in (*plan.copied, *plan.managed)}
     copies.update({i: specs[i] for i in plan.copied})
     if check:
         tracked = {a for i in plan.copied if (a := address_of(recording[i]))}
         tracked.update(r.address for r in above if not r.expired())
         check_pool(pool, tracked)
-    with observing() as captured_events, name_graphs(f"{function.label} #{number}"):
+    with name_graphs(f"{function.label} #{number}"):
         launch, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
     try:
         recording.clear()
@@ -129,12 +117,4 @@ def capture_node(
             torch.cuda.synchronize(pool.device)
 
         node.launch = launch_and_wait
-    if learn_program:
-        try:
-            node.program, node.addresses = program_of(
-                function, specs | in_pool, outputs, [*events, *captured_events]
-            )
-        except Exception:
-            # The recording is good; only what a profile says of its inside is missing.
-            compat.log.warning("no program of %s", function.label, exc_info=True)
     return node, outputs

@@ -35,10 +35,10 @@ from memprof.profiler.model import LedgerKind
 from memprof.profiler.support.thread_activity import activity
 
 from .. import _torch_compat as compat
+from ..device.allocator_history import allocator_history
 from ..device.capture_lock import capturing
 from ..device.protocol import Input, Output
 from ..explain.ledger import measure
-from ..explain.placement import keep_placement
 from ..replay.errors import UntrackedMemory, ran_out_of_memory, why_it_failed
 from ..replay.node import Node, number_of, path_addresses
 from ..replay.spec import CompilationMode, FunctionSpec, Why
@@ -210,8 +210,6 @@ class GraphRecorder:
                 parent,
                 pool,
                 demoted=function.state.places[number_of(parent)].demoted,
-                # For profiles; it costs milliseconds, once.
-                learn_program=function.record is not None,
                 copies=backup.buffers,
             )
         again = owner.tree.add(node)
@@ -220,7 +218,6 @@ class GraphRecorder:
         owner.device.synchronize()
         detail = measured()
         node.marginal_bytes = detail["pool_after"] - detail["pool_before"]
-        keep_placement(node)
         self._ledger.add(
             # One that was in the way may have been dropped meanwhile.
             LedgerKind.RERECORD if again or why.cause else LedgerKind.RECORD,
@@ -246,7 +243,7 @@ class GraphRecorder:
         """Within it the allocator keeps the lines that allocate, if somebody may want them."""
         failed = function.state.failures > 0
         wanted = failed or function.options["cudagraph_trees_history_recording"]
-        return self._owner.pool.observing() if wanted else nullcontext()
+        return allocator_history() if wanted else nullcontext()
 
     # ---- running without a graph
 

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from memprof.profiler.model import AllocationProgram
-
 from .. import _torch_compat as compat
 from ..device.cuda import CudaPool, released
 from ..device.protocol import Input, Output, TensorSpec
@@ -114,7 +112,6 @@ class CUDAGraphNode(Node):
     """A recording of one function after one path.
 
     Attributes:
-        live_before: outputs of the path that were live when it was recorded.
         live_after_slots: what was live at its end, each with the cache that it is handed out by,
             and its number there.
         checkpoint: the allocator's books at its end.
@@ -125,8 +122,6 @@ class CUDAGraphNode(Node):
             those that must die when it takes its inputs.
         copies: fills the buffers of its copied inputs, None if there are none.
         keep_inputs: inputs that an output is an alias of: they live until it is made.
-        program, addresses: its allocation program, None if that is not known, and where the
-            storages of that lie.
         marginal_bytes: what the pool took from the device for it.
     """
 
@@ -162,7 +157,6 @@ class CUDAGraphNode(Node):
         self.input_plan = plan
         self.output_cache = cache
         self.specs = specs
-        self.live_before = live_before
         self.live_after_slots = [
             (r, n.output_cache, i)
             for n in (*path_to(parent), self)
@@ -187,8 +181,6 @@ class CUDAGraphNode(Node):
         buffers = {i: pool.tensor_at(specs[i]) for i in plan.copied}
         self.copies = Copies(buffers) if buffers else None
         self.keep_inputs = [i for i, r in enumerate(plan.outputs) if r in aliased]
-        self.program: AllocationProgram | None = None
-        self.addresses: tuple[int, ...] = ()
         self.recorded_ns = 0
         self.replays = 0
         self.marginal_bytes = 0
@@ -323,7 +315,7 @@ def path_to(node: N | None) -> list[N]:
 
 
 def number_of(node: Node | None) -> int | None:
-    """Number of a node, for the ledger and placements; None if there is no node."""
+    """Number of a node, for the ledger; None if there is no node."""
     return None if node is None else node.number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -17,17 +16,13 @@ from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 from memprof.what_if.fit.table import (
-    BUDGET,
     Row,
-    budget_row,
-    combinations,
     progress,
     render,
-    render_budget,
 )
 from memprof.what_if.fit.table import rows as search_rows
 from memprof.what_if.fit.trials import Trial, render_trials, try_changes
-from memprof.what_if.fit.tries import BadStore, Plan, Store, Tried, Tries
+from memprof.what_if.fit.tries import Tried, Tries
 from memprof.what_if.fit.variables import Variable, check_places, parse_variable
 from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
@@ -37,13 +32,10 @@ from memprof.what_if.simulate.changes import (
     parse_setting,
 )
 from memprof.what_if.simulate.command_line import BadInput
-from memprof.what_if.simulate.parent import Settings, StandardInput, exits_on_signals
+from memprof.what_if.simulate.parent import Settings, exits_on_signals
 
 from ._common import (
-    BadFile,
     exact_option,
-    keep_apart,
-    output_option,
     print_json,
     print_text,
     read_by,
@@ -94,15 +86,6 @@ def _refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
         yield
     except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
-    except BadStore as e:
-        raise BadFile(str(e)) from e
-
-
-def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
-    """The tries in a file, which must not be one that the command names."""
-    if output is not None:
-        keep_apart([output], [word for word in command if os.path.isfile(word)], "--output")
-    return Store(output)
 
 
 @click.command(context_settings=SCRIPT_COMMAND)
@@ -157,7 +140,6 @@ def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
     metavar="N",
     help="What a serving engine's cache must hold to fit.",
 )
-@click.option("--budget", is_flag=True, help="Find the largest activation memory budget that fits.")
 @click.option(
     "--try",
     "changes",
@@ -170,7 +152,6 @@ def _store_at(output: str | None, command: tuple[str, ...]) -> Store:
 )
 @steps_option("End a try after so many optimizer steps.")
 @timeout_option("Give up on a try then.")
-@output_option("Keep tries there, as JSON, and go on from them.", required=False)
 @click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
 @exact_option
 @click.option("-q", "--quiet", is_flag=True, help="Without progress.")
@@ -187,16 +168,14 @@ def fit(
     ranks_per_host: int | None,
     devices: str,
     tokens: int | None,
-    budget: bool,
     changes: tuple[str, ...] | None,
     steps: int | None,
     timeout: float | None,
-    output: str | None,
     as_data: bool,
     exact: bool,
     quiet: bool,
 ) -> None:
-    """Find what fits: the largest batch, the smallest GPU, the cheapest recomputation.
+    """Find what fits: the largest batch, the smallest GPU.
 
     COMMAND is as for memprof simulate, with {NAME} where the value of a variable goes:
 
@@ -220,34 +199,37 @@ def fit(
         steps=steps,
         timeout_s=timeout,
         quiet=True,
-        count_flops=budget or changes is not None or BUDGET_SETTING in torch_config,
-        input=StandardInput(),
+        count_flops=changes is not None or BUDGET_SETTING in torch_config,
     )
-    if budget:
-        if any(v.is_range or v.name == BUDGET for v in variables):
-            raise click.UsageError("--budget is a range already: give other variables as lists")
-        torch_config = {**torch_config, BUDGET_SETTING: f"{{{BUDGET}}}"}
     if changes is not None:
-        _check_try(gpus, variables, budget)
+        _check_try(gpus, variables)
         torch_config = {**WITHOUT_TIMING, **torch_config}
-    whole = budget or changes is not None
+    whole = changes is not None
     if whole and tokens is not None:
         raise click.UsageError("--at-least-tokens is for --vary, or for GPUs alone")
-    plan = Plan(command, env, torch_config, world_size, ranks_per_host, settings, whole, devices)
+    tries = Tries(
+        words=command,
+        env=env,
+        torch_config=torch_config,
+        world_size=world_size,
+        ranks_per_host=ranks_per_host,
+        devices=devices,
+        settings=settings,
+        environment=os.environ,
+        whole=whole,
+    )
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
     if changes is not None:
         example = "memprof fit --try -- python train.py"
     with _refused_before(command, example):
-        check_places(variables, plan.texts)
-        store = _store_at(output, command)
+        check_places(variables, tries.texts)
     less = keep_free or 0
     if any((memory or gpu.memory) <= less for gpu in gpus):
         raise click.UsageError("--keep-free leaves nothing of the memory")
     gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
-    tries = Tries(plan, store, os.environ)
     style = replace(style_of(sys.stdout), exact=exact)
     if changes is not None:
-        before, trials, ended = _tried(gpus[0], changes, tries, output, quiet)
+        before, trials, ended = _tried(gpus[0], changes, tries, quiet)
         if as_data:
             results = [_result(trial) for trial in trials]
             print_json({"gpu": gpus[0], "before": before, "results": results})
@@ -259,24 +241,17 @@ def fit(
         if not quiet:
             click.echo(visible(progress(row, tried)), err=True)
 
-    with failures_in_words("fit", output):
-        if budget:
-            rows = itertools.product(gpus, combinations(variables))
-            found = [budget_row(gpu, values, tries, on_try) for gpu, values in rows]
-        else:
-            found = search_rows(variables, gpus, tries, on_try, tokens)
-    counts = tries.made, tries.reused
+    with failures_in_words("fit"):
+        found = search_rows(variables, gpus, tries, on_try, tokens)
     if as_data:
-        print_json({"rows": [_row(row, budget) for row in found]})
-    elif budget:
-        print_text("\n".join(render_budget(row, *counts, style) for row in found))
+        print_json({"rows": [_row(row) for row in found]})
     else:
-        print_text(render(found, variables, *counts, style))
+        print_text(render(found, variables, tries.made, style))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 
-def _row(row: Row, budget: bool) -> dict[str, object]:
-    shown: dict[str, object] = {
+def _row(row: Row) -> dict[str, object]:
+    return {
         "gpu": row.gpu.key,
         "memory_bytes": row.gpu.memory,
         "values": row.values,
@@ -284,28 +259,22 @@ def _row(row: Row, budget: bool) -> dict[str, object]:
         "failed": row.failed,
         "tries": row.tries,
     }
-    if budget:
-        shown["monotonic"] = row.monotonic
-        shown["recomputed"] = {t.values[BUDGET]: row.recomputed(t) for t in row.curve}
-    return shown
 
 
-def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...], budget: bool) -> None:
+def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...]) -> None:
     if variables:
         name = variables[0].name
         raise click.UsageError(
             f"--try is of one program: write a value into the command in place of {{{name}}}, and "
             "leave --vary out"
         )
-    if budget:
-        raise click.UsageError("--try and --budget are two questions: ask one after the other")
     if len(gpus) > 1:
         keys = ", ".join(gpu.key for gpu in gpus)
         raise click.UsageError(f"--try is on one GPU: give one of {keys}")
 
 
 def _tried(
-    gpu: Gpu, changes: tuple[str, ...], tries: Tries, output: str | None, quiet: bool
+    gpu: Gpu, changes: tuple[str, ...], tries: Tries, quiet: bool
 ) -> tuple[Tried, list[Trial], int]:
     """The program as it is, what came of each change, and the exit status: where a signal or a
     failure ended it early, these are the trials until then."""
@@ -318,10 +287,10 @@ def _tried(
     runs = try_changes(gpu, changes, tries, on_try)
     ended = 0
     with exits_on_signals():
-        with failures_in_words("fit", output):
+        with failures_in_words("fit"):
             before, trials = next(runs)
         try:
-            with failures_in_words("fit", output):
+            with failures_in_words("fit"):
                 for _ in runs:
                     pass
         except SystemExit as e:

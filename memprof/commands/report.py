@@ -192,7 +192,6 @@ def _limit(value: str) -> tuple[float, bool]:
 )
 @click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
 @rank_option
-@page_option
 @table_options
 @shows_files
 def diff(
@@ -200,7 +199,6 @@ def diff(
     after: str,
     limit: tuple[float, bool] | None,
     as_json: bool,
-    output: str | None,
     top: int | None,
     device: str | None,
     exact: bool,
@@ -209,14 +207,10 @@ def diff(
 
     Compared is every part that both files have: of compiled code the peak of live memory, what
     forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
-    tracker peaks and what remained by device, and peaks and what is kept by operation; of the data
-    flow its peaks. Values that forwards save in one of them alone, or in another type, are named
-    by operator and line, also between versions of torch. Exits 2 if a file cannot be read, or if
-    there is nothing to compare; with --fail-over also if a file lacks a part, or its end, or
-    something could not be compared.
+    tracker peaks and what remained, by device; of the data flow its peaks. Exits 2 if a file cannot
+    be read, or if there is nothing to compare; with --fail-over also if a file lacks a part, or its
+    end, or something could not be compared.
     """
-    output = page_path(output, after) if output is not None else None
-    _check_output(output, as_json, before, after)
     old, new = read(before), read(after)
     try:
         found = compare(old, new, device)
@@ -224,12 +218,7 @@ def diff(
         raise BadFile(f"{before} and {after}: {e}") from e
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if output is not None:
-        # Its assets are of no use to the terminal's text.
-        from memprof.profiler.views.report.html import write_diff
-
-        print_page(output, write_diff(found, output, before, after))
-    elif as_json:
+    if as_json:
         print_json(found)
     else:
         style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)
@@ -261,9 +250,7 @@ def _check_whole(path: str, profile: Profile) -> None:
 
 def _check(found: ProfileDiff, limit: float, relative: bool) -> None:
     over = [
-        q
-        for q in (*found.quantities, *found.operations)
-        if q.change > 0 and (q.growth if relative else q.change) > limit
+        q for q in found.quantities if q.change > 0 and (q.growth if relative else q.change) > limit
     ]
     if over:
         allowed = f"{100 * limit:g} %" if relative else format_bytes(int(limit))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from memprof.profiler.sources.process import settings
-from memprof.profiler.support.writing import check_writable, write_whole
+from memprof.profiler.support.writing import check_writable
 
-from ._common import BadFile, Command, json_option, print_json, read_by
+from ._common import Command, json_option, print_json, read_by
 
 
 def settings_flags(command: Command) -> Command:
@@ -85,7 +83,7 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
 
 @click.group()
 def config() -> None:
-    """Show or change the settings of the memory tracker."""
+    """Show the settings of the memory tracker."""
 
 
 @config.command()
@@ -101,74 +99,3 @@ def show(as_json: bool) -> None:
     for field in dataclasses.fields(settings.TrackerSettings):
         value = settings.toml_value(getattr(found.settings, field.name))
         click.echo(f"{field.name} = {value}  # {found.origin.get(field.name, 'default')}")
-
-
-@config.command()
-@click.argument("texts", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option(
-    "--file",
-    type=click.Path(dir_okay=False),
-    help=f"Which file. Default: the one in force, else a new {settings.FILE_NAME} here.",
-)
-def update(texts: tuple[str, ...], file: str | None) -> None:
-    """Set settings in the TOML file; NAME= takes one out.
-
-    The rest of the file, comments included, stays as it is.
-    """
-    changes = [_change(text) for text in texts]
-    try:
-        path = Path(file) if file else settings.find_file() or Path(settings.FILE_NAME)
-        text = settings.read_toml(path) if path.exists() else ""
-    except OSError as e:  # A folder above it may not even be looked into.
-        raise BadFile(f"{e.filename}: cannot read it: {e.strerror}") from e
-    settings.table_in(text, path)
-    for name, value in changes:
-        text = changed(text, settings.table_name(path), name, value)
-    # Where the table is written inline, it could not be read again.
-    try:
-        table = settings.table_in(text, path) or {}
-    except settings.SettingsError as e:
-        raise BadFile(f"{e}: cannot be changed automatically; edit it by hand") from e
-    for name, value in table.items():
-        settings.check(name, value, f"{path}: ")
-    write_whole(path, text.encode(), "the settings")
-    click.echo(f"{path}: {', '.join(texts)}")
-
-
-def _change(text: str) -> tuple[str, str | None]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="NAME=VALUE")
-    name = name.strip().replace("-", "_")
-    if not value:
-        settings.check(name, getattr(settings.TrackerSettings(), name, None), "NAME=: ")
-        return name, None
-    return name, settings.toml_value(settings.parse(name, value, f"{text}: "))
-
-
-def changed(text: str, table: str, name: str, value: str | None) -> str:
-    """TOML ``text`` with ``name`` set to ``value``, or taken out, in ``[table]``. Only lines of
-    that table are touched, so that comments and layout stay."""
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    dotted = r"\s*\.\s*".join(re.escape(part) for part in table.split("."))
-    header = re.compile(rf"\s*\[\s*{dotted}\s*\]")
-    entry = re.compile(rf"(\s*(?:{re.escape(name)}|\"{re.escape(name)}\")\s*=\s*)(.*)")
-    begin = next((i for i, line in enumerate(lines) if header.match(line)), None)
-    if begin is None:
-        gap = ["\n"] if lines else []
-        new = [*gap, f"[{table}]\n", f"{name} = {value}\n"]
-        return text if value is None else "".join([*lines, *new])
-    end = begin + 1
-    while end < len(lines) and not re.match(r"\s*\[", lines[end]):
-        if match := entry.match(lines[end]):
-            comment = re.search(r"\s+#[^\"']*$", match[2])
-            line = f"{match[1]}{value}{comment[0] if comment else ''}\n"
-            lines[end : end + 1] = [] if value is None else [line]
-            return "".join(lines)
-        end += 1
-    while end > begin + 1 and not lines[end - 1].strip():
-        end -= 1
-    lines.insert(end, f"{name} = {value}\n")
-    return text if value is None else "".join(lines)

@@ -17,10 +17,10 @@ from memprof.profiler.views.report.format import format_bytes
 from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
-from memprof.what_if.fit.tries import BadStore, ScriptFailed, Undecided
+from memprof.what_if.fit.tries import ScriptFailed, Undecided
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
-from memprof.what_if.simulate.messages import Sent
-from memprof.what_if.simulate.parent import Settings, Simulation, StandardInput, find_smallest
+from memprof.what_if.simulate.messages import Announced
+from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.parent import simulate as simulate_script
 from memprof.what_if.simulate.pretend import parse_pretence
 from memprof.what_if.simulate.result import as_json, render, write_profile_of
@@ -60,14 +60,12 @@ def _print_error(text: str) -> None:
 
 
 @contextmanager
-def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
-    """End with a line on standard error where a subcommand cannot go on; ``output`` has the tries
-    so far."""
+def failures_in_words(name: str) -> Iterator[None]:
+    """End with a line on standard error where a subcommand cannot go on."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"; {output} has the tries so far" if output is not None else ""
-        _print_error(f"memprof {name}: interrupted{kept}")
+        _print_error(f"memprof {name}: interrupted")
         raise SystemExit(130) from None
     except BadInput as e:
         raise click.UsageError(visible(str(e))) from e
@@ -81,8 +79,6 @@ def failures_in_words(name: str, output: str | None = None) -> Iterator[None]:
         _print_error(e.trace)
         _print_error(f"memprof {name}: the script failed: {e}")
         raise SystemExit(FAILED) from e
-    except BadStore as e:
-        raise BadFile(str(e)) from e
 
 
 TOO_MUCH = 1
@@ -111,13 +107,6 @@ def _size(value: str) -> int:
 
 
 size_option = read_by(_size, SimulationError)
-
-
-def _capability(value: str) -> tuple[int, int]:
-    capabilities = {f"{a}.{b}": (a, b) for a, b in sorted({g.capability for g in known_gpus()})}
-    if value not in capabilities:
-        raise click.BadParameter(f"{value!r} is not simulated; there are {', '.join(capabilities)}")
-    return capabilities[value]
 
 
 def _numbers(value: str) -> tuple[int, ...]:
@@ -153,9 +142,6 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 @list_gpus
 @other_memory
 @click.option(
-    "--capability", callback=read_by(_capability), metavar="X.Y", help="Another compute capability."
-)
-@click.option(
     "--world-size", type=int, metavar="N", help="Ranks of the job; the others are not there."
 )
 @click.option(
@@ -181,7 +167,6 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
     metavar="TEXT",
     help="Leave it when its output has this. [what vllm and sglang print when they serve]",
 )
-@click.option("--smallest", is_flag=True, help="Find the smallest memory, by more runs.")
 @timeout_option("End it then.")
 @click.option(
     "--pretend",
@@ -206,7 +191,6 @@ def simulate(
     command: tuple[str, ...],
     gpu: Gpu,
     memory: int | None,
-    capability: tuple[int, int] | None,
     world_size: int | None,
     ranks: tuple[int, ...] | None,
     ranks_per_host: int | None,
@@ -214,7 +198,6 @@ def simulate(
     steps: int | None,
     to_the_end: bool,
     until: str | None,
-    smallest: bool,
     timeout: float | None,
     pretend: tuple[str, ...],
     balanced_experts: bool,
@@ -248,11 +231,8 @@ def simulate(
         check_writable(output)
     if memory is not None:
         gpu = gpu.with_memory(memory)
-    if capability is not None:
-        gpu = replace(gpu, capability=capability)
     found: list[Simulation] = []
-    given = StandardInput()
-    sent: dict[int, dict[int, Sent]] = {}
+    sent: dict[int, dict[int, list[Announced]]] = {}
     for job in jobs:
         rank = job.rank if job is not None else 0
         settings = Settings(
@@ -265,15 +245,12 @@ def simulate(
             quiet=quiet,
             pretend=pretend,
             balanced_experts=balanced_experts,
-            input=given,
             until=until or ready_sign(parsed),
             heard={other: messages[rank] for other, messages in sent.items() if rank in messages},
         )
         with failures_in_words("simulate"):
             found.append(simulate_script(parsed, settings, os.environ))
             sent[rank] = found[-1].outcome.sent
-            if smallest:
-                find_smallest(found[-1], parsed, settings, os.environ)
     if output is not None:
         write_profile_of(found, output)
     if as_data:

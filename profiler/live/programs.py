@@ -331,8 +331,6 @@ class Pairing:
     Attributes:
         partner: by call: of a backward the forwards that had none before it, of a forward the
             first of its backwards.
-        lifetimes: ``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n
-            calls later.
     """
 
     def __init__(
@@ -347,14 +345,11 @@ class Pairing:
             if u.graph.id in self._graph_id:
                 self._first_unit.setdefault(u.graph.graph_id, u.id)
         self.partner: dict[int, tuple[int, ...]] = {}
-        self.lifetimes: dict[int, Counter[int]] = {}
         found = pair([graphs[g] for g in profile.calls.graph], self._saved, self._given)
         for forward in sorted(found):
             backward = found[forward][0][0]
             self.partner[forward] = (backward,)
             self.partner[backward] = (*self.partner.get(backward, ()), forward)
-            if (unit := unit_of_call[forward]) != _NONE:
-                self.lifetimes.setdefault(unit, Counter())[backward - forward] += 1
 
     def usual_forwards(self, unit: int) -> Forwards:
         """First program of each forward of a backward, for where the calls that it belongs to are

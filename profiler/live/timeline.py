@@ -126,8 +126,6 @@ class Timeline:
         ids = {(u.graph.id, u.index): u.id for u in self.units}
         self._unit_of_call = array("q", [ids.get(call, _NONE) for call in calls])
         self._pairing = Pairing(profile, self.units, self._unit_of_call)
-        self.lifetimes = self._pairing.lifetimes
-        """``lifetimes[unit][n]``: forwards of ``unit`` that had their backward n calls later."""
         self._remaining = self._look_ahead()
         self._persistent = Persistent(profile, self.units, self._unit_of_call)
         self._states = {_NOTHING: _NOTHING}

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from .description import GraphDescription, GraphValue
 from .limits import Int
-from .program import AllocationProgram, Placement
+from .program import AllocationProgram
 from .provenance import BufferProvenance, NodeProvenance
 
 
@@ -77,7 +77,6 @@ class GraphRecord:
             for later calls too.
         calls: number of calls so far.
         random: whether it draws random numbers, as dropout does; None if not known.
-        placements: where replays have their memory, the latest last; only some are kept.
     """
 
     id: Int
@@ -96,7 +95,6 @@ class GraphRecord:
     unobservable: str | None = None
     data_dependent: str | None = None
     calls: Int = 0
-    placements: list[Placement] = field(default_factory=list)
     random: bool | None = None
 
     @property

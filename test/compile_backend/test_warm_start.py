@@ -51,7 +51,6 @@ class Run:
                 fx_cache="",
                 code_path=None,
                 programs=[],
-                placements=[],
                 nodes={name: replace(node, seq_nr=None) for name, node in g.nodes.items()},
             )
             for g in self.profile.graphs

@@ -32,8 +32,6 @@ from memprof.profiler.model import (
     OperatorShapes,
     OperatorStatistics,
     Outside,
-    PlacedBlock,
-    Placement,
     PoolShare,
     Process,
     Profile,
@@ -52,17 +50,12 @@ from memprof.profiler.model import (
 
 
 def everything(rank: int = 0, world: int = 1) -> Profile:
-    """A training step with graph trees, placements, data flow, failures, a tracker, an account."""
+    """A training step with graph trees, data flow, failures, a tracker, an account."""
     profile = training()
     profile.options = {"graphs": "on"}
     profile.released = {1: 4, 8: 9}
     profile.process = Process(rank, rank, world, "host", 77 + rank)
     profile.perf_origin_ns = 1_700_000_000_000_000_000
-    block = PlacedBlock(0x7F00, MIB, 0, 2, Category.ACTIVATION, 0, "buf0", 10)
-    given = PlacedBlock(0x7F00 + MIB, 512, 0, 1, Category.INPUT, 0, None, 0, (2,), 3)
-    profile.graphs[0].placements = [
-        Placement("cuda:0", (), 1, ((0x7F00, 4 * MIB),), (10, 12), [block, given])
-    ]
     start = profile.perf_origin_ns
     tree = TreeDetail("cuda:0", "0/0 forward", (), 1, None, 1, 2_000, 0, MIB, MIB)
     reason = "input name: primals_1. data pointer changed from 1 to 2"

@@ -121,16 +121,6 @@ def largest(
     return low, _through(fits)
 
 
-BUDGET = "BUDGET"
-_COARSE, _FINE, _FINEST = 100, 10, 1
-"""Steps in which a budget is looked for, in thousandths."""
-
-_WHOLE = 1000
-
-ENOUGH = 0.01
-"""Share of the device's memory that may be to spare before the finest step is taken as well."""
-
-
 @dataclass(slots=True)
 class Row:
     """Tries on one GPU with one combination of listed values, and the best of them.
@@ -169,24 +159,6 @@ class Row:
             raise ScriptFailed("no serving engine that memprof knows said how many tokens it holds")
         return tried.tokens >= self.wanted
 
-    @property
-    def curve(self) -> list[Tried]:
-        """All tries of a budget row, from the smallest budget to the largest."""
-        return sorted(self.tries, key=lambda t: float(t.values[BUDGET]))
-
-    @property
-    def monotonic(self) -> bool:
-        """Tells whether more budget never needed less."""
-        needs = [t.needed for t in self.curve if t.fits]
-        return needs == sorted(needs)
-
-    def recomputed(self, tried: Tried) -> float | None:
-        """Operations beyond those of budget 1, as a share of these; None if nothing was counted."""
-        whole = next((t.flops for t in self.curve if float(t.values[BUDGET]) == 1.0), None)
-        if not whole or tried.flops is None:
-            return None
-        return (tried.flops - whole) / whole
-
 
 OnTry = Callable[[Row, Tried], None]
 """Called with each try as it ends."""
@@ -216,7 +188,9 @@ def rows(
 
         def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
             varying = {**row.values, varied.name: varied.values[index]}
-            tried = by_index[index] = row.attempt(varying, tries, on_try)
+            if index not in by_index:
+                by_index[index] = row.attempt(varying, tries, on_try)
+            tried = by_index[index]
             needed = tried.needed - tried.reserved + tried.allocated
             return Try(tried.fits, needed, tried.short)
 
@@ -256,39 +230,6 @@ def combinations(variables: Sequence[Variable]) -> list[dict[str, str]]:
     return list(map(dict, itertools.product(*pairs)))
 
 
-def budget_row(gpu: Gpu, values: dict[str, str], tries: Tries, on_try: OnTry) -> Row:
-    """The curve over the budget from 0 to 1, and the largest budget that fits, to 0.01; none where
-    its gradients are wrong.
-
-    The curve need not rise, so every tenth is run, and then by bisection what lies between the
-    largest that fits and the next one; to 0.001 where 0.01 leaves more than ``ENOUGH`` to spare.
-    Raises as ``Tries.run``.
-    """
-    row = Row(gpu, values)
-    tried_by_budget: dict[int, Tried] = {}
-
-    def fits(thousandths: int) -> bool:
-        if thousandths not in tried_by_budget:
-            budget = {**values, BUDGET: f"{thousandths / _WHOLE:g}"}
-            tried_by_budget[thousandths] = row.attempt(budget, tries, on_try)
-        return tried_by_budget[thousandths].fits
-
-    low = max((t for t in range(_WHOLE, -1, -_COARSE) if fits(t)), default=None)
-    if low is None:
-        row.failed = tried_by_budget[0]
-    elif low < _WHOLE:
-        high = low + _COARSE
-        for step in (_FINE, _FINEST):
-            while high - low > step:
-                middle = low + (high - low) // (2 * step) * step
-                low, high = (middle, high) if fits(middle) else (low, middle)
-            if gpu.memory - tried_by_budget[low].needed <= ENOUGH * gpu.memory:
-                break
-        row.failed = tried_by_budget[high]
-    row.best = tried_by_budget[low] if low is not None and not tried_by_budget[low].wrong else None
-    return row
-
-
 _PARTS = 5
 """Most rows that say what the best try's memory is made of."""
 
@@ -302,7 +243,7 @@ def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:
 
 
 def render(
-    rows: Sequence[Row], variables: Sequence[Variable], made: int, reused: int, style: Style = PLAIN
+    rows: Sequence[Row], variables: Sequence[Variable], made: int, style: Style = PLAIN
 ) -> str:
     """Rows as a table, and what the first one's best try is made of."""
     page = Page(style)
@@ -325,7 +266,7 @@ def render(
         values = (row.values[name] for name in lists)
         table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
-    _end(page, rows, made, reused)
+    _end(page, rows, made)
     return page.text()
 
 
@@ -359,7 +300,7 @@ def _limit(row: Row, varied: Variable | None) -> str:
     return f"{where}{row.failed.limit or f'holds {row.failed.tokens:,} tokens'}"
 
 
-def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:
+def _end(page: Page, rows: Sequence[Row], made: int) -> None:
     shown = next((row.best for row in rows if row.best is not None), None)
     if shown is not None:
         values = ", ".join(f"{name} = {value}" for name, value in shown.values.items())
@@ -377,46 +318,6 @@ def _end(page: Page, rows: Sequence[Row], made: int, reused: int) -> None:
         page.indented(note, 2)
     seconds = sum(t.seconds for row in rows for t in row.tries)
     page.line(
-        f"{made} tries, {reused} known from the file before; {seconds:.0f} s. "
+        f"{made} tries in {seconds:.0f} s. "
         "Each value was run on the simulated device, as far as `memprof simulate` runs a script."
     )
-
-
-def render_budget(row: Row, made: int, reused: int, style: Style = PLAIN) -> str:
-    """The curve of the budget, and the setting that fits."""
-    page = Page(style)
-    best, gpu, curve = row.best, row.gpu, row.curve
-    if best is None:
-        right = " with right gradients" if any(t.wrong for t in curve) else ""
-        page.line(f"No activation memory budget fits {gpu.name}{right}", "bold red")
-    else:
-        more = row.recomputed(best)
-        price = "" if more is None else f": recomputes {100 * more:.1f} % more"
-        page.line(
-            f"activation_memory_budget = {best.values[BUDGET]} fits {gpu.name} "
-            f"({page.bytes(gpu.memory)}) with {page.bytes(gpu.memory - best.needed)} to "
-            f"spare{price}",
-            "bold",
-        )
-        if row.failed is not None and gpu.memory - best.needed > ENOUGH * gpu.memory:
-            page.line(f"  nearer comes none: the next, {row.failed.values[BUDGET]}, does not fit")
-    words = "needs never fall with more budget" if row.monotonic else "it is not monotonic"
-    if not any(t.flops for t in curve) and len({t.needed for t in curve}) == 1:
-        words = (
-            "the budget changes nothing: nothing was seen that torch.compile compiles for training"
-        )
-    page.line(f"  {words}")
-    page.line()
-    table = page.table(">budget", ">needs", ">reserved", ">recomputed", "")
-    for tried in curve:
-        share = row.recomputed(tried)
-        table.add_row(
-            tried.values[BUDGET],
-            page.bytes(tried.needed),
-            page.bytes(tried.reserved),
-            "" if share is None else f"{100 * share:.1f} %",
-            ("wrong gradients" * tried.wrong) if tried.fits else f"does not fit: {tried.limit}",
-        )
-    page.show(table)
-    _end(page, [row], made, reused)
-    return page.text()

@@ -124,7 +124,7 @@ def render_trials(
         if len(trial.changes) == 1:
             page.indented(_sentence(trial), 2)
     page.line(
-        f"{tries.made} tries, {tries.reused} known from the file before. Each row is a run of the "
+        f"{tries.made} tries. Each row is a run of the "
         "whole script on the simulated device. What is saved is of all that the device gives. "
         "Recomputed operations are those of compiled code."
     )

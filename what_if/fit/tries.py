@@ -1,37 +1,24 @@
-"""One try of ``memprof fit``: a command with values filled in, on a simulated device, and a file of
-tries, so that what was interrupted goes on from there.
+"""One try of ``memprof fit``: a command with values filled in, on a simulated device, and
+what came of it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from memprof.profiler.file.reading import read_file
-from memprof.profiler.support.host import installed_version
-from memprof.profiler.support.json_text import to_json
-from memprof.profiler.support.writing import check_writable, write_whole
 from memprof.profiler.views.report.failure import asked, asker
 from memprof.profiler.views.report.format import format_bytes
 from memprof.simulated_cuda.gpus import Gpu
-from memprof.simulated_cuda.torch_build import find_torch
-from memprof.what_if.simulate.command_line import Command, jobs_of, parse
+from memprof.what_if.simulate.command_line import jobs_of, parse
 from memprof.what_if.simulate.parent import Settings, Simulation, attempt, simulate
 from memprof.what_if.simulate.partitions import DRAWN_ANEW, UNCACHED
 from memprof.what_if.simulate.serving import ready_sign
 
 from .variables import fill
-
-FORMAT = 1
-
-
-class BadStore(ValueError):
-    """A file that holds something else than tries; the message says what to do."""
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,64 +59,6 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         return DRAWN_ANEW in self.notes
 
 
-class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    memprof_fit: int
-    tries: dict[str, Tried]
-
-
-class Store:
-    """Tries by a key that says all that they depend on; kept in a JSON file, which is read if it is
-    there and written whole after each try, or in memory alone.
-
-    Raises:
-        BadStore: the file is there and is something else.
-        ProfileNotWritableError: it could not be written.
-    """
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._tries: dict[str, Tried] = {}
-        if path is not None:
-            self._tries = _read(path)
-            check_writable(path)
-
-    def get(self, key: str) -> Tried | None:
-        return self._tries.get(key)
-
-    def put(self, key: str, tried: Tried) -> None:
-        """Keep a try, in the file as well.
-
-        Raises:
-            BadStore: the file has meanwhile become something else; it is left alone.
-            ProfileNotWritableError: the file cannot be written; what it had is still there.
-        """
-        self._tries[key] = tried
-        if self._path is not None:
-            # Another run may have written to it meanwhile.
-            self._tries = {**_read(self._path), **self._tries}
-            whole = _File(memprof_fit=FORMAT, tries=self._tries)
-            write_whole(self._path, to_json(whole), "the tries")
-
-
-def _read(path: str) -> dict[str, Tried]:
-    """The tries in a file; none where there is no file."""
-    if not os.path.lexists(path):
-        return {}
-    try:
-        found = msgspec.json.decode(read_file(path), type=_File)
-    except msgspec.MsgspecError as e:
-        raise BadStore(
-            f"{path} is there and has no tries of memprof fit ({e}): give another path"
-        ) from e
-    if found.memprof_fit != FORMAT:
-        raise BadStore(f"{path} was written by another memprof: give another path")
-    return found.tries
-
-
-_READ = ("PYTORCH", "TORCH", "CUDA_", "CUBLAS_", "NCCL_", "MEMPROF_", "PYTHONPATH")
-"""Prefixes of environment variables that torch, CUDA and memprof read."""
-
-
 class ScriptFailed(Exception):
     """A try ended in what the message says, and not for memory; ``trace`` is the script's, empty if
     there is none."""
@@ -143,15 +72,17 @@ class Undecided(ScriptFailed):
     """Too little was seen in a try to say whether it fits: no answer is made of that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Command and settings of the tries; every text may have ``{NAME}`` of a variable in it.
+@dataclass(slots=True)
+class Tries:
+    """Runs tries of one command, which may have ``{NAME}`` of a variable in every text.
 
     Attributes:
         torch_config: settings of torch, ``torch.module.name`` to value.
         world_size: ranks of the job, empty for a process alone.
         devices: that a process alone sees.
+        environment: of the script, before ``env``.
         whole: whether what does not fit runs again on an ample device.
+        made: number of tries so far.
     """
 
     words: tuple[str, ...]
@@ -159,9 +90,11 @@ class Plan:
     torch_config: Mapping[str, str]
     world_size: str
     ranks_per_host: int | None
+    devices: str
     settings: Settings
+    environment: Mapping[str, str]
     whole: bool = False
-    devices: str = "1"
+    made: int = 0
 
     @property
     def texts(self) -> list[str]:
@@ -174,20 +107,9 @@ class Plan:
             self.devices,
         ]
 
-
-class Tries:
-    """Runs tries, each at most once: so many were ``made``, and ``reused`` from the file."""
-
-    def __init__(self, plan: Plan, store: Store, environment: Mapping[str, str]) -> None:
-        self._plan = plan
-        self._store = store
-        self._environment = environment
-        self._scripts: dict[str, str] = {}
-        self.made = self.reused = 0
-
     def run(self, gpu: Gpu, values: Mapping[str, str], changes: tuple[str, ...] = ()) -> Tried:
         """Run one with values of the variables and changes of the program
-        (``simulate/changes.py``), or take it from the file if it was run before.
+        (``simulate/changes.py``).
 
         Raises:
             Undecided: too little was seen of it.
@@ -195,15 +117,14 @@ class Tries:
             BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
         """
-        plan = self._plan
-        command = parse(tuple(fill(word, values) for word in plan.words))
-        env = {name: fill(text, values) for name, text in plan.env.items()}
-        config = {name: fill(text, values) for name, text in plan.torch_config.items()}
-        size = fill(plan.world_size, values)
-        job = jobs_of(_number(size, "--world-size") if size else None, (), plan.ranks_per_host)[0]
-        devices = _number(fill(plan.devices, values), "--devices")
+        command = parse(tuple(fill(word, values) for word in self.words))
+        env = {name: fill(text, values) for name, text in self.env.items()}
+        config = {name: fill(text, values) for name, text in self.torch_config.items()}
+        size = fill(self.world_size, values)
+        job = jobs_of(_number(size, "--world-size") if size else None, (), self.ranks_per_host)[0]
+        devices = _number(fill(self.devices, values), "--devices")
         settings = replace(
-            plan.settings,
+            self.settings,
             gpu=gpu,
             job=job,
             devices=job.ranks_per_host if job is not None else devices,
@@ -211,45 +132,12 @@ class Tries:
             until=ready_sign(command),
             torch_config=tuple(f"{name}={value}" for name, value in config.items()),
         )
-        key = self._key(command, env, settings)
-        found = self._store.get(key)
-        if found is not None:
-            self.reused += 1
-            return msgspec.structs.replace(found, values=dict(values))
         began = time.monotonic()
-        run = simulate if plan.whole else attempt
+        run = simulate if self.whole else attempt
         counting = UNCACHED if settings.count_flops else {}
-        simulation = run(command, settings, {**self._environment, **counting, **env})
-        outcome = _outcome(simulation, values, time.monotonic() - began)
+        simulation = run(command, settings, {**self.environment, **counting, **env})
         self.made += 1
-        self._store.put(key, outcome)
-        return outcome
-
-    def _key(self, command: Command, env: Mapping[str, str], settings: Settings) -> str:
-        torch = find_torch(command.interpreter)
-        of_torch = {k: v for k, v in self._environment.items() if k.startswith(_READ)}
-        parts = (
-            command,
-            sorted({**of_torch, **env}.items()),
-            replace(settings, quiet=True),
-            self._plan.whole,
-            self._script(command.script),
-            os.getcwd(),
-            (torch.version, str(torch.root)),
-            installed_version(),
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-    def _script(self, path: str | None) -> str:
-        if path is None:
-            return ""
-        if path not in self._scripts:
-            try:
-                with open(path, "rb") as f:
-                    self._scripts[path] = hashlib.sha256(f.read()).hexdigest()
-            except IsADirectoryError:  # with a __main__.py, which Python runs
-                self._scripts[path] = ""
-        return self._scripts[path]
+        return _outcome(simulation, values, time.monotonic() - began)
 
 
 def _number(text: str, option: str) -> int:

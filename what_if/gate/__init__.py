@@ -1,8 +1,7 @@
 """Limits of device memory for tests: what ``memprof/pytest_plugin.py`` loads when a test has one.
 
 ``item`` runs a test in a process of its own on the simulated device, and compares what it took with
-its limit and its baseline, ``device_memory`` is the fixture inside of the test. The
-project's own options go to that process by ``leave`` and ``take``.
+its limit and its baseline. The project's own options go to that process by ``leave`` and ``take``.
 """
 
 import pickle

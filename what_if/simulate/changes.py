@@ -141,7 +141,7 @@ CHANGES: Mapping[str, Change] = {
         Change(
             "memory-budget",
             f"{BUDGET_SETTING} = 0.5",
-            "operations that are recomputed: memprof fit --budget counts them",
+            "operations that are recomputed",
             setting=f"{BUDGET_SETTING}=0.5",
         ),
     )

@@ -74,11 +74,6 @@ class Followed:
         self.out_of_memory = account
         return ""
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since ``began``."""
-        return time.monotonic() - self._began
-
     def accounts(self, ended: str, *, failed: bool) -> list[DeviceAccount]:
         """Accounts of the devices, the one with most reserved first, of a process that ``ended``
         so, or whose end was an exception that nobody caught.
@@ -86,7 +81,7 @@ class Followed:
         Raises:
             RuntimeError: there are none, for the reason that it says.
         """
-        elapsed_ns = int(self.elapsed_s * 1e9)
+        elapsed_ns = int((time.monotonic() - self._began) * 1e9)
         self.allocator.objects.others += pools()
         found = self.allocator.accounts(cut_off=failed or ended != BY_ITSELF)
         for account in found:

@@ -41,7 +41,7 @@ from .checkpointed import Checkpointed
 from .engines import follow_engines, serving
 from .failures import Failure, failure_of
 from .followed import Followed, grouped, name_among_all, peaks
-from .leaving import BY_ITSELF, STILL, Leaving, of_accumulation, steps_seen
+from .leaving import BY_ITSELF, STILL, Leaving, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
@@ -134,9 +134,7 @@ class _Run:
             self._flops.install()
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
-            fake = functools.partial(
-                fake_groups, rank=rank, world_size=size, messages=self._messages
-            )
+            fake = functools.partial(fake_groups, rank=rank, world_size=size)
             after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
             after_import("torch.distributed.pipelining.stage", fake_votes)
@@ -194,7 +192,6 @@ class _Run:
         from memprof.profiler.sources.allocator.totals import counters
 
         found = counters()
-        elapsed = followed.elapsed_s
         outcome.accounts = followed.accounts(outcome.ended, failed=False)
         if outcome.failure is None:
             outcome.undecided = followed.why_undecided(outcome.ended)
@@ -214,7 +211,6 @@ class _Run:
             *self._messages.notes,
             *self._reads.hangs_on(),
             *unused,
-            *of_accumulation(followed.allocator.steps, followed.allocator.backwards, elapsed),
         ]
         outcome.sent = self._messages.sent
         outcome.serving = serving()

@@ -36,8 +36,6 @@ FACTOR = 3
 LEAST = 20_000
 TRAINING = 5_000_000
 
-MANY = 16
-"""Backwards a step from which on gradients are said to accumulate."""
 
 STILL = "the peak stood still"
 """Beginning of the text for a run that was left since nothing new came."""
@@ -124,17 +122,3 @@ def why_undecided(ended: str, fewest: int, steps: int, backwards: int, has_optim
         "it make two (steps of an optimizer that is none of torch.optim's are not counted; "
         "--to-the-end waits for the script's end)"
     )
-
-
-def of_accumulation(steps: int, backwards: int, seconds: float) -> list[str]:
-    """Sentences on the cost of a long accumulation of gradients and what shortens it; none if there
-    is no such accumulation or a step takes less than 10 s."""
-    done = max(steps, 1)
-    if backwards < MANY * done or seconds < 10 * done:
-        return []
-    return [
-        f"gradients accumulate over {backwards // done:,} backwards "
-        f"{'a step' if steps else 'and no step yet'}, {seconds / backwards:.2g} s each here: with "
-        "fewer microbatches a step (two, or as many as a pipeline has stages) it takes as much "
-        "memory and less time"
-    ]

@@ -9,15 +9,11 @@ answered: with what the rank that sends it has sent, where that rank was simulat
 point numbers, in the order in which it did, since the gradient that comes back has its size.
 Messages are told apart by their order: those between two tensors to one rank are about the second.
 What nobody answers reads as zero, and a note says which rank would have sent it.
-
-The same goes for lists of objects, but that a rank's own are no answer: a ``PipelineStage`` sends
-the sizes of its outputs only once it knows those of its inputs.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,13 +44,6 @@ class Announced(msgspec.Struct):
     floats: bool | None = None
 
 
-class Sent(msgspec.Struct):
-    """Tensors and objects that one rank has sent to another; ``objects`` are pickled lists."""
-
-    tensors: list[Announced] = []
-    objects: list[bytes] = []
-
-
 class Messages:
     """Log of the messages that this rank sends; it also serves those that it receives.
 
@@ -62,8 +51,8 @@ class Messages:
         heard: by rank, what those that were simulated before have sent to this one.
     """
 
-    def __init__(self, heard: Mapping[int, Sent]) -> None:
-        self.sent: dict[int, Sent] = {}
+    def __init__(self, heard: Mapping[int, list[Announced]]) -> None:
+        self.sent: dict[int, list[Announced]] = {}
         self.notes: dict[str, None] = {}
         self._heard = heard
         self._next: dict[int, tuple[int, int]] = {}
@@ -82,31 +71,13 @@ class Messages:
             },
         )
 
-    def send_objects(self, objects: list[Any], rank: int) -> None:
-        """Keep a list that goes to another rank."""
-        self._to(rank).objects.append(pickle.dumps(objects))
-
-    def receive_objects(self, objects: list[Any], rank: int) -> None:
-        """Fill ``objects`` with the list that ``rank`` would send.
-
-        Raises:
-            RuntimeError: that list is unknown.
-        """
-        if rank not in self._heard or not self._heard[rank].objects:
-            raise RuntimeError(
-                f"recv_object_list: rank {rank}, which would send, is not there: simulate it "
-                f"before this one (--ranks {rank},...). A PipelineStage receives so to learn "
-                "shapes: or give it input_args and output_args."
-            )
-        objects[:] = pickle.loads(self._heard[rank].objects.pop(0))
-
-    def _to(self, rank: int) -> Sent:
-        return self.sent.setdefault(rank, Sent())
+    def _to(self, rank: int) -> list[Announced]:
+        return self.sent.setdefault(rank, [])
 
     def _send(self, tensor: Any, rank: int) -> None:
         from memprof.simulated_cuda.integers import contents, is_known
 
-        tensors = self._to(rank).tensors
+        tensors = self._to(rank)
         if not tensors or tensors[-1].floats is not None:
             tensors.append(Announced())
         if _is_message(tensor) and is_known(tensor):
@@ -122,8 +93,8 @@ class Messages:
         if not _is_message(tensor):
             self._next[rank] = number + 1, 0
             return
-        own = [a for a in self._to(rank).tensors if a.floats is not False]
-        about = self._heard[rank].tensors if rank in self._heard else own
+        own = [a for a in self._to(rank) if a.floats is not False]
+        about = self._heard.get(rank, own)
         coming = about[number % len(about)].messages if about else []
         fitting = (i for i in range(position, len(coming)) if len(coming[i]) == tensor.numel())
         at = next(fitting, None)

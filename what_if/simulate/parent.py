@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import stat
 import struct
@@ -14,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +20,6 @@ from typing import IO, Any
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, WhyNot
-from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 from memprof.simulated_cuda.environment import simulated_environment
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.simulated_cuda.torch_build import find_torch
@@ -44,63 +41,17 @@ from .processes import (
 from .request import VARIABLE, Outcome, Request, Run
 from .serving import refusal
 
-_CHUNK = 1 << 16
-_PERIOD_S = 0.1
-"""Seconds between two looks whether the run has ended, while nothing comes in."""
 
-
-class StandardInput:
-    """Standard input of this process, for one run after the other.
-
-    A file is read from where it stood each time. What comes in through a pipe is read ahead of the
-    script and kept for the next run. Anything else is handed on as it is.
-    """
-
-    def __init__(self, descriptor: int = 0) -> None:
-        self._from = descriptor
-        self._start: int | None = None
-        self._kept = bytearray()
-        self._ended = False
-        self._is_pipe = False
-        with contextlib.suppress(OSError):  # it is closed
-            mode = os.fstat(descriptor).st_mode
-            self._is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-            if stat.S_ISREG(mode):
-                self._start = os.lseek(descriptor, 0, os.SEEK_CUR)
-
-    @contextlib.contextmanager
-    def for_one_run(self) -> Iterator[int | None]:
-        """The descriptor that a process is to read from, or None for this process's own."""
-        if self._start is not None:
-            os.lseek(self._from, self._start, os.SEEK_SET)
-        if not self._is_pipe:
-            yield None
-            return
-        reading, writing = os.pipe()
-        has_ended = threading.Event()
-        # A daemon, since something that the run has left behind may hold the pipe and not read it.
-        feeder = threading.Thread(target=self._feed, args=(writing, has_ended), daemon=True)
-        feeder.start()
-        try:
-            yield reading
-        finally:
-            has_ended.set()
-            os.close(reading)
-            feeder.join(2 * _PERIOD_S)
-
-    def _feed(self, to: int, has_ended: threading.Event) -> None:
-        sent = 0
-        with contextlib.suppress(BrokenPipeError):
-            while not has_ended.is_set():
-                if sent < len(self._kept):
-                    sent += os.write(to, self._kept[sent : sent + _CHUNK])
-                elif self._ended:
-                    break
-                elif select.select([self._from], [], [], _PERIOD_S)[0]:
-                    came = os.read(self._from, _CHUNK)
-                    self._kept += came
-                    self._ended = not came
-        os.close(to)
+def standard_input() -> int | None:
+    """What a run reads: this process's standard input, a file from its beginning. Through a pipe it
+    reads nothing, as the next run would: that the two differ would be worse."""
+    with contextlib.suppress(OSError):  # it is closed
+        mode = os.fstat(0).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            return subprocess.DEVNULL
+        if stat.S_ISREG(mode):
+            os.lseek(0, 0, os.SEEK_SET)
+    return None
 
 
 _GRACE_S = 60
@@ -124,7 +75,6 @@ class Settings(Run):
         timeout_s: seconds after which the script is ended, None for never.
         quiet: without the script's output and progress.
         output: a file for the script's output, without progress; None for standard error.
-        input: what the script reads, the same in each run; None for what this process would read.
         until: text in a line of the script's output at which it has shown all that it takes; None
             where it ends by itself, or is left as ``Run`` says.
     """
@@ -135,7 +85,6 @@ class Settings(Run):
     timeout_s: float | None = None
     quiet: bool = False
     output: str | None = None
-    input: StandardInput | None = field(default=None, repr=False, compare=False)
     until: str | None = None
 
 
@@ -149,7 +98,6 @@ class Simulation:
             for long enough to tell, which ``outcome.undecided`` says.
         outcome: of the script; where the job did not fit, of a run on a device with ample memory.
         failed_at: the accounts of the run that did not fit.
-        smallest: bytes of the smallest device on which it ran, if that was looked for.
     """
 
     gpu: Gpu
@@ -157,7 +105,6 @@ class Simulation:
     job: Job | None
     outcome: Outcome
     failed_at: list[DeviceAccount] = field(default_factory=list)
-    smallest: int | None = None
 
     @property
     def least(self) -> int:
@@ -224,41 +171,6 @@ def attempt(command: Command, settings: Settings, environment: Mapping[str, str]
     return found
 
 
-def find_smallest(
-    simulation: Simulation, command: Command, settings: Settings, environment: Mapping[str, str]
-) -> None:
-    """Find by bisection, to 1 %, the smallest memory on which a script runs, and note it in what
-    was simulated with these settings; nothing where the script failed for another reason."""
-    outcome = simulation.outcome
-    if simulation.account is None or not _ran(outcome):
-        return
-    low, high = simulation.least, simulation.needed
-    quiet = replace(settings, quiet=True)
-    # The simulated device takes all other estimates' memory itself.
-    nccl = estimates()["nccl"]
-    kept = nccl.nbytes if nccl in simulation.account.outside else 0
-
-    def runs(memory: int) -> bool:
-        device = settings.gpu.with_memory(memory - kept)
-        return _ran(_run(command, replace(quiet, gpu=device), environment))
-
-    while not runs(high):
-        low, high = high, int(high * 1.02)
-    while high - low > max(SMALL_SEGMENT, low // 100):
-        middle = (low + high) // 2
-        if runs(middle):
-            high = middle
-        else:
-            low = middle
-    simulation.smallest = high
-
-
-def _ran(outcome: Outcome) -> bool:
-    """Tells whether a script was seen to run: not where it has caught an error and said so as it
-    left."""
-    return outcome.failure is None and not outcome.status and not outcome.undecided
-
-
 def _run(
     command: Command,
     settings: Settings,
@@ -295,9 +207,7 @@ def _run(
             f.write(msgspec.json.encode(request))
         words = [command.interpreter, *command.options]
         words += ["-m", "memprof.what_if.simulate.launch", *command.program]
-        given = settings.input
-        with nullcontext() if given is None else given.for_one_run() as descriptor:
-            status = _wait(words, variables, settings, descriptor, folder)
+        status = _wait(words, variables, settings, folder)
         try:
             with open(request.outcome, "rb") as written:
                 outcome = msgspec.json.decode(written.read(), type=Outcome)
@@ -354,11 +264,9 @@ def _wait(
     words: Sequence[str],
     variables: Mapping[str, str],
     settings: Settings,
-    given: int | None = None,
     folder: str = "",
 ) -> int | None:
-    """Exit status of the script's process, None if it took too long; ``given`` is the descriptor
-    of its standard input, None for this process's; ``folder`` is the run's."""
+    """Exit status of the script's process, None if it took too long; ``folder`` is the run's."""
     with contextlib.ExitStack() as files:
         # What the script prints is no result of ours: it goes where messages go.
         output: Any = files.enter_context(open(os.devnull, "wb")) if settings.quiet else sys.stderr
@@ -367,7 +275,7 @@ def _wait(
         process = subprocess.Popen(
             words,
             env=dict(variables),
-            stdin=given,
+            stdin=standard_input(),
             stdout=output if settings.until is None else subprocess.PIPE,
             stderr=output if settings.until is None else subprocess.STDOUT,
             start_new_session=True,
@@ -423,7 +331,7 @@ def exits_on_signals() -> Iterator[None]:
     """Raise ``SystemExit`` meanwhile where a signal asks this process to end, and has no handler
     yet."""
     before: dict[signal.Signals, Any] = {}
-    # Of another thread than the main one (estimate() in a notebook's) signals cannot be handled.
+    # Of another thread than the main one signals cannot be handled.
     if threading.current_thread() is threading.main_thread():
         for number in _ASKED_TO_END:
             if signal.getsignal(number) is signal.SIG_DFL:

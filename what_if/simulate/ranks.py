@@ -23,12 +23,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .messages import Messages
 
-
-def fake_groups(distributed: Any, rank: int, world_size: int, messages: Messages) -> None:
+def fake_groups(distributed: Any, rank: int, world_size: int) -> None:
     """Make every process group from here on a fake one, in ``torch.distributed.distributed_c10d``,
-    which was just imported; ``messages`` follows lists of objects between two ranks."""
+    which was just imported."""
     helper = distributed._new_process_group_helper
 
     def rendezvous(
@@ -52,12 +50,6 @@ def fake_groups(distributed: Any, rank: int, world_size: int, messages: Messages
     distributed.all_reduce = _adding(distributed, distributed.all_reduce)
     for name, replacement in _OBJECTS.items():
         setattr(distributed, name, functools.partial(replacement, distributed))
-    distributed.send_object_list = functools.partial(
-        _between_two, distributed, messages.send_objects
-    )
-    distributed.recv_object_list = functools.partial(
-        _between_two, distributed, messages.receive_objects
-    )
 
 
 def fake_reductions(parallel: Any) -> None:
@@ -132,23 +124,11 @@ def _gather_object(
         objects[:] = [obj] * len(objects)
 
 
-def _between_two(
-    distributed: Any,
-    follow: Callable[[list[Any], int], None],
-    objects: list[Any],
-    rank: int | None = None,
-    group: Any = None,
-    *args: Any,
-    **kwargs: Any,
-) -> int:
-    """``send_object_list`` and ``recv_object_list``, which name the other rank in several ways."""
-    rank = kwargs.get("dst", kwargs.get("src", rank))
-    member = kwargs.get("group_dst", kwargs.get("group_src"))
-    if member is not None:
-        everyone = distributed.group.WORLD
-        rank = distributed.get_global_rank(everyone if group is None else group, member)
-    follow(objects, -1 if rank is None else rank)
-    return -1 if rank is None else rank
+def _recv_object_list(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        "recv_object_list: the rank that would send is not there. A PipelineStage receives so to "
+        "learn shapes: give it input_args and output_args"
+    )
 
 
 def _scatter_object_list(
@@ -168,4 +148,6 @@ _OBJECTS: dict[str, Callable[..., None]] = {
     "gather_object": _gather_object,
     "broadcast_object_list": _nothing,
     "scatter_object_list": _scatter_object_list,
+    "send_object_list": _nothing,
+    "recv_object_list": _recv_object_list,
 }

@@ -10,7 +10,7 @@ from memprof.profiler.model import DeviceAccount, Profile
 
 from .engine_memory import Serving
 from .failures import Failure
-from .messages import Sent
+from .messages import Announced
 from .processes import ProcessOutcome
 
 VARIABLE = "MEMPROF_SIMULATE"
@@ -34,7 +34,7 @@ class Run:
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
     changes: tuple[str, ...] = ()
-    heard: dict[int, Sent] = field(default_factory=dict, compare=False)
+    heard: dict[int, list[Announced]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     flops: int | None = None
     changed: list[str] = []
     idle: list[str] = []
-    sent: dict[int, Sent] = {}
+    sent: dict[int, list[Announced]] = {}
     processes: list[ProcessOutcome] = []
     serving: Serving | None = None
     used: list[int] = []

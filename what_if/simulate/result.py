@@ -36,7 +36,6 @@ def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict
                 "needed_bytes": s.needed,
                 "reserved_bytes": s.account.reserved if s.account else 0,
                 "allocated_bytes": s.account.most_allocated if s.account else 0,
-                "smallest_bytes": s.smallest,
                 "steps": s.account.steps if s.account else 0,
                 "ended": s.outcome.ended,
                 "undecided": s.outcome.undecided,
@@ -133,12 +132,10 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
             page.line(f"  as far as it ran: {s.outcome.ended}")
         if account.steps == 0 and s.outcome.ended.startswith(STILL):
             page.line("  a training that begins later is not in it: --steps 3 waits for it")
-        if s.smallest is not None:
-            page.line(f"  smallest memory on which it ran: {page.bytes(s.smallest)}, to 1 %")
-        elif s.least <= s.gpu.memory:
+        if s.least <= s.gpu.memory:
             page.line(
                 f"  it may also run on less, down to {page.bytes(s.least)}: the allocator gives "
-                "back what is free; --smallest finds how little"
+                "back what is free; try --memory"
             )
     if s.outcome.uncovered:
         names = ", ".join(s.outcome.uncovered[: page.top])

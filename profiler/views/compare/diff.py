@@ -11,8 +11,7 @@ are counted together. Memory that no compiled code made is matched by its kind a
 Note [What is compared]
 ~~~~~~~~~~~~~~~~~~~~~~~
 * *peak*: the live set at the peak of known live memory;
-* *saved*: what forwards leave for their backwards, all forwards of one step; and value by value,
-  Note [How saved values are matched];
+* *saved*: what forwards leave for their backwards, all forwards of one step;
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
@@ -28,21 +27,12 @@ CPU beside an accelerator only if it is asked for: a few bytes there come and go
 One step is taken to be as many calls as come to each call of the graph that is called most often
 among the forwards (else among all graphs), so graphs that are called less often count by their
 share. Each graph counts with its most called program.
-
-Note [How saved values are matched]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Between versions of torch, precisions and settings, names of nodes and numbers of graphs differ, and
-so do lines inside of torch. So a value is known by its operator, its module with numbers of layers
-left out, and the text of the line of the program that made it; values alike are counted together.
-What is left on one side alone, and on the other one of the same line, type and bytes was made by
-another operator there. Bytes are those of the tensor, not of its block.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 from memprof.profiler.live.attribution import Attribution, Site, View
 from memprof.profiler.live.devices import (
@@ -57,105 +47,14 @@ from memprof.profiler.live.live_set import Hold, LiveItem
 from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.live.trees import REST, graphed_functions, pool_bytes, pool_rest
 from memprof.profiler.model import EventKind, GraphKind, Profile
-from memprof.profiler.support.text import without_numbers
 
-from .diff_model import ProfileDiff, Quantity, SavedChange, SavedKind, changes, place_of
+from .diff_model import ProfileDiff, Quantity, changes, place_of
 from .diff_parts import (
     account_changes,
     dataflow_notes,
     dataflow_quantities,
-    operation_quantities,
     tracker_changes,
 )
-
-_Key = tuple[str, str, str]
-"""Operator, module and line of a saved value."""
-
-
-@dataclass(slots=True)
-class _Value:
-    """Bytes and number of tensors saved in a step, by dtype."""
-
-    nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    count: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def figures(self) -> tuple[str, int, int]:
-        """Dtypes without torch's prefix, most bytes first; bytes and number of all tensors."""
-        ordered = sorted(self.nbytes, key=lambda t: (-self.nbytes[t], t))
-        types = ", ".join(t.removeprefix("torch.") for t in ordered)
-        return types, round(sum(self.nbytes.values())), round(sum(self.count.values()))
-
-
-_Saved = dict[_Key, _Value]
-
-
-def _saved_values(
-    profile: Profile, attribution: Attribution, items: Iterable[tuple[LiveItem, float]]
-) -> _Saved:
-    """Values that are saved in a step, from items and the number of times that a step has each."""
-    graphs = {g.id: g for g in profile.graphs}
-    found: _Saved = defaultdict(_Value)
-    for item, weight in items:
-        site = attribution.site(item.graph, item.storage, item.owner, item.line)
-        graph = graphs.get(item.graph)
-        buffer = graph.buffers.get(item.owner or "") if graph is not None else None
-        nbytes, dtype = item.storage.nbytes, buffer.dtype if buffer is not None else None
-        if buffer is not None and buffer.nbytes is not None:
-            nbytes = min(nbytes, buffer.nbytes)
-        elif graph is not None and item.storage.at_entry:
-            values = [graph.inputs[i] for i in item.storage.inputs if i < len(graph.inputs)]
-            dtype = next((v.dtype for v in values if v.dtype), None)
-            nbytes = max((v.nbytes for v in values if v.nbytes), default=nbytes)
-        key = (
-            f"({site.outside})" if site.outside else _op(site),
-            "?" if site.module is None else without_numbers(site.module) or "(root)",
-            site.fqn or "" if site.outside else place_of(site.frame),
-        )
-        found[key].nbytes[dtype or "?"] += nbytes * item.count * weight
-        found[key].count[dtype or "?"] += item.count * weight
-    return found
-
-
-def _saved_changes(before: _Saved, after: _Saved, device: str) -> list[SavedChange]:
-    """Values saved in one of two profiles alone, or in another type, size or number, or by another
-    operator; source lines with most bytes first."""
-    gone = {k: v for k, v in before.items() if k not in after}
-    new = {k: v for k, v in after.items() if k not in before}
-    pairs = [(k, v, k, after[k]) for k, v in before.items() if k in after]
-    for k, v in list(gone.items()):
-        alike = (n for n, w in new.items() if n[1:] == k[1:] and v.figures() == w.figures())
-        if (other := next(alike, None)) is not None:
-            pairs.append((k, gone.pop(k), other, new.pop(other)))
-    pairs += [(k, v, k, _Value()) for k, v in gone.items()]
-    pairs += [(k, _Value(), k, v) for k, v in new.items()]
-    differ = (p for p in pairs if p[0] != p[2] or p[1].figures() != p[3].figures())
-    found = [_change(*pair, device) for pair in differ]
-    by_line: dict[tuple[str, str], int] = defaultdict(int)
-    for c in found:
-        by_line[c.module, c.line] += max(c.before, c.after)
-
-    def order(c: SavedChange) -> tuple[int, str, str, int, str]:
-        return (-by_line[c.module, c.line], c.module, c.line, -abs(c.change), c.op)
-
-    return sorted(found, key=order)
-
-
-def _change(k: _Key, a: _Value, n: _Key, b: _Value, device: str) -> SavedChange:
-    (was, old, old_count), (is_, now, now_count) = a.figures(), b.figures()
-    if not old_count:
-        kind = SavedKind.NEW
-    elif not now_count:
-        kind = SavedKind.GONE
-    elif k != n:
-        kind = SavedKind.OPERATOR
-    elif was != is_:
-        kind = SavedKind.TYPE
-    else:
-        kind = SavedKind.SIZE
-    op = f"{k[0]} → {n[0]}" if k != n else k[0]
-    types = was if was == is_ else " → ".join(t for t in (was, is_) if t)
-    return SavedChange(kind, op, k[1], k[2], types, old, now, max(old_count, now_count), device)
-
 
 _Measured = tuple[int, dict[str, Counter[str]]]
 """Bytes in all, and by view the bytes of each place."""
@@ -178,17 +77,14 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     for profile in (before, after):
         if present := known_devices(profile):
             check_device(device, present)
-    devices, quantities, saved = _compiled(before, after, device)
-    operations: list[Quantity] = []
+    devices, quantities = _compiled(before, after, device)
     notes: list[str] = []
     if before.tracker is not None and after.tracker is not None:
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
-        operations = list(operation_quantities(before.tracker, after.tracker))
     reserved, unknown = account_changes(before, after)
     rest = (*dataflow_quantities(before, after), *reserved)
     quantities += (q for q in rest if device in (None, q.device))
-    operations = [q for q in operations if device in (None, q.device)]
     notes += (*dataflow_notes(before, after), *unknown)
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
@@ -198,23 +94,23 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     ):
         if had != has:
             notes.append(f"{part}: only {'before' if had else 'after'}")
-    if not quantities and not operations:
+    if not quantities:
         only = f" ({'; '.join(notes)})" if notes else ""
         raise NothingToCompare(
             f"there is nothing to compare{only}: take both profiles in the same way, of a run "
             "that compiles, is tracked or simulated, or has a data-flow profile"
         )
-    return ProfileDiff(devices, tuple(quantities), tuple(operations), tuple(notes), tuple(saved))
+    return ProfileDiff(devices, tuple(quantities), tuple(notes))
 
 
 def _compiled(
     before: Profile, after: Profile, device: str | None
-) -> tuple[tuple[str, str], list[Quantity], list[SavedChange]]:
-    """Devices compared, quantities and saved values of compiled code; empty if neither profile has
-    any, or none on ``device``."""
+) -> tuple[tuple[str, str], list[Quantity]]:
+    """Devices compared, and quantities of compiled code; empty if neither profile has any, or none
+    on ``device``."""
     wanted = [bool(p.graphs) and device in (None, *devices_of(p)) for p in (before, after)]
     if not any(wanted):
-        return ("", ""), [], []
+        return ("", ""), []
     found = [timelines(profile) for profile in (before, after)]
     mains = [main_device(f) if device is None else device for f in found]
     pairs = [(mains[0], mains[1], "")]
@@ -224,9 +120,8 @@ def _compiled(
         more = sorted(set().union(*found) - compared - {"cpu"})
         pairs += [(name, name, name) for name in more]
     quantities: list[Quantity] = []
-    saved: list[SavedChange] = []
     for *names, of in pairs:
-        (a, kept), (b, keeps) = (
+        a, b = (
             _measure(f.get(name) or Timeline(profile, name), name)
             for f, profile, name in zip(found, (before, after), names, strict=True)
         )
@@ -236,11 +131,10 @@ def _compiled(
                 continue
             views = {view: changes(had[view], has[view]) for view in had}
             quantities.append(Quantity(name, old, new, views, of))
-        saved += _saved_changes(kept, keeps, names[1])
-    return (mains[0], mains[1]), quantities, saved
+    return (mains[0], mains[1]), quantities
 
 
-def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Saved]:
+def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:
     attribution = Attribution(timeline.profile)
     saved: list[tuple[LiveItem, float]] = []
     allocated: list[tuple[LiveItem, float]] = []
@@ -259,13 +153,12 @@ def _measure(timeline: Timeline, device: str) -> tuple[dict[str, _Measured], _Sa
             pool[f.function] += f.marginal_bytes
     pools = pool_bytes(timeline.profile.ledger)
     pool[REST] += pool_rest(functions, pools).get(device, 0)
-    found = {
+    return {
         "peak": _by_place(attribution, ((item, 1.0) for item in timeline.at_peak())),
         "saved": _by_place(attribution, saved),
         "allocated": _by_place(attribution, allocated),
         "pool": (pools.get(device, 0), {"function": pool}),
     }
-    return found, _saved_values(timeline.profile, attribution, saved)
 
 
 def _per_step(timeline: Timeline) -> dict[int, float]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.model.provenance import IN_TORCH
 
 
-class _Grown:
-    """Bytes before and after."""
+@dataclass(frozen=True, slots=True)
+class PlaceChange:
+    """Bytes of the place ``key`` before and after, 0 where it is not there."""
 
-    __slots__ = ()
+    key: str
     before: int
     after: int
 
@@ -24,23 +24,14 @@ class _Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceChange(_Grown):
-    """Bytes of the place ``key`` before and after, 0 where it is not there."""
-
-    key: str
-    before: int
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity(_Grown):
+class Quantity:
     """One thing that is compared, see Note [What is compared].
 
     Attributes:
         name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
-            ``peak of …``, ``kept by …``, ``data-flow peak``, ``reserved`` and ``reserved end`` of
+            ``data-flow peak``, ``reserved`` and ``reserved end`` of
             the other parts.
-        before, after: bytes; what an operation keeps is negative where it gives memory back.
+        before, after: bytes.
         views: changes by ``category``, ``module`` and ``node`` (of what was reserved by ``line``,
             of a pool by ``function``), largest change first; in each the changes add up to that
             of the quantity, but for a pool, whose growth recordings do not explain alone. Places
@@ -55,49 +46,19 @@ class Quantity(_Grown):
     device: str = ""
 
     @property
+    def change(self) -> int:
+        return self.after - self.before
+
+    @property
     def growth(self) -> float:
         """Gives the change as a part of ``before``; infinite where there was nothing."""
         if not self.change:
             return 0.0
-        return self.change / abs(self.before) if self.before else float("inf")
+        return self.change / self.before if self.before else float("inf")
 
     @property
     def label(self) -> str:
         return f"{self.name}, {self.device}" if self.device else self.name
-
-
-class SavedKind(str, Enum):
-    """Difference between two profiles in a value that is saved for the backward."""
-
-    NEW = "saved now and not before"
-    GONE = "saved before and not now"
-    TYPE = "saved in another type"
-    SIZE = "saved in another size or number"
-    OPERATOR = "made by another operator"
-
-
-@dataclass(frozen=True, slots=True)
-class SavedChange(_Grown):
-    """A value, or several alike, that forwards keep for their backwards in one of two profiles, or
-    otherwise.
-
-    Attributes:
-        op, types: operator that made it and its element types, both where they differ.
-        module: path of its module, numbers of layers left out.
-        line: of the program, its file and its text; the name of an input.
-        before, after: bytes a step, 0 where it is not saved.
-        count: tensors a step, the larger number of both.
-    """
-
-    kind: SavedKind
-    op: str
-    module: str
-    line: str
-    types: str
-    before: int
-    after: int
-    count: int
-    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +69,12 @@ class ProfileDiff:
         devices: whose memory was compared of compiled code, before and after; "" where neither
             profile has any. Quantities of further ones say their device.
         quantities: in the order of Note [What is compared].
-        operations: of the tracker's operations, in order of their first.
         notes: what could not be compared, or from nothing alone, in words.
-        saved: values that forwards save for their backwards in one profile alone, or otherwise:
-            Note [How saved values are matched] in ``diff.py``.
     """
 
     devices: tuple[str, str]
     quantities: tuple[Quantity, ...]
-    operations: tuple[Quantity, ...] = ()
     notes: tuple[str, ...] = ()
-    saved: tuple[SavedChange, ...] = ()
 
 
 def changes(old: Mapping[str, int], new: Mapping[str, int]) -> tuple[PlaceChange, ...]:

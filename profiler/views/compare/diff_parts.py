@@ -11,17 +11,9 @@ By device, over the whole record:
 * *tracker tensors*: the most bytes of live Python tensors in a snapshot;
 * *tracker end*: what was handed out at the last snapshot, which grows with a leak.
 
-And by operation, of those that both records have (one that was added or renamed has not grown):
-
-* *peak of OPERATION*: the highest inside any of its invocations, by device;
-* *kept by OPERATION*: what an invocation leaves behind it on average: of an accelerator's
-  allocator, in whole blocks of ``ROUNDING`` bytes, and of live Python tensors. What one invocation
-  changes of resident bytes is noise, and not compared.
-
 A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
 that one record does not have of a device that it knows, or a record of no device at all, is not
-compared, since 0 would be a guess; a note says so, but of operations, of which short ones are
-looked at by turns.
+compared, since 0 would be a guess; a note says so.
 """
 
 from __future__ import annotations
@@ -35,17 +27,12 @@ from memprof.profiler.model import (
     DataFlowDevice,
     DataFlowStorage,
     DeviceAccount,
-    DeviceSummary,
     Held,
-    OperationSummary,
     Profile,
     TrackerRecord,
 )
-from memprof.profiler.model.allocator_rules import ROUNDING
 
 from .diff_model import Quantity, changes, place_of
-
-_TENSORS = "python tensors"
 
 
 def tracker_changes(
@@ -102,35 +89,6 @@ def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
     if device == "cpu":
         del found["tracker reserved"]  # resident bytes, which are the peak's
     return found
-
-
-def operation_quantities(before: TrackerRecord, after: TrackerRecord) -> Iterator[Quantity]:
-    """Yields the quantities of each operation that both records have, in order of ``before``."""
-    old, new = ({r.path(i): o for i, o in enumerate(r.operation_summary)} for r in (before, after))
-    for path in (path for path in old if path in new):
-        a, b = old[path], new[path]
-        for name in sorted(a.devices.keys() | b.devices.keys()):
-            one, other = _of_device(a, name), _of_device(b, name)
-            if not (one.measured and other.measured):
-                continue
-            yield Quantity(f"peak of {path}", one.max_peak, other.max_peak, {}, name)
-            if name != "cpu":
-                kept = [_mean(d.total_delta, d.measured) for d in (one, other)]
-                yield Quantity(f"kept by {path}", kept[0], kept[1], {}, name)
-        if a.tensors_measured and b.tensors_measured:
-            kept = [_mean(o.tensor_bytes_delta, o.tensors_measured) for o in (a, b)]
-            yield Quantity(f"kept by {path}", kept[0], kept[1], {}, _TENSORS)
-
-
-def _of_device(operation: OperationSummary, device: str) -> DeviceSummary:
-    """Memory of an operation on a device; where that was not in use, zeros: on an accelerator for
-    as many measured invocations as another device has, on the CPU for none."""
-    measured = max((d.measured for d in operation.devices.values()), default=0)
-    return operation.devices.get(device, DeviceSummary(measured=0 if device == "cpu" else measured))
-
-
-def _mean(total: int, count: int) -> int:
-    return round(total / count / ROUNDING) * ROUNDING
 
 
 def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:

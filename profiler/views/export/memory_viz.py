@@ -9,9 +9,11 @@ The format is that of torch's ``_memory_viz.py`` and ``MemoryViz.js``: a pickled
 
 Note [Addresses in the snapshot]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-They are those of ``addresses.py``; made-up ones are in segments of pool (0, 0). The first events
-allocate the pool's segments and what is live when the first call begins; a made-up segment is
-allocated when a block needs it, and none is given back.
+A profile does not know where memory was. It gets a layout that an allocator could have made of the
+same requests: best fit, blocks split and merged again, segments as large as those of torch's CUDA
+caching allocator, all of pool (0, 0). Its fragmentation is that of this layout, not of the run. The
+first events allocate what is live when the first call begins; a segment is allocated when a block
+needs it, and none is given back.
 
 Note [Categories in MemoryViz.js]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -35,7 +37,6 @@ from memprof.profiler.model.allocator_rules import rounded
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 from memprof.profiler.support.writing import Output
 
-from .addresses import RecordedPool
 from .walk import LiveBlock, Part, Walk
 
 _BASE = 1 << 44
@@ -91,7 +92,6 @@ class _DeviceTrace:
         self._origin_ns = profile.perf_origin_ns
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._pool = RecordedPool(profile, walk.timeline.device)
         self._space = SimulatedAllocator(_BASE * (device + 1), _GAP)
         self._at: dict[int, LiveBlock] = {}
         """Blocks by address."""
@@ -107,8 +107,6 @@ class _DeviceTrace:
             if not begun:
                 begun = True
                 yield _plain("snapshot", 0, 0, time_us) | {"category": Category.UNKNOWN.value}
-                for s in self._pool.segments:
-                    yield _plain("segment_alloc", s.address, s.nbytes, time_us)
             change = moment.change
             address = 0
             for block in change.freed:
@@ -116,14 +114,11 @@ class _DeviceTrace:
                 known = self._event(self._at.pop(address))
                 for action in ("free_requested", "free_completed"):
                     yield {"action": action, **known, "addr": address, "time_us": time_us}
-                if not change.reuse and not self._pool.give_back(address):
+                if not change.reuse:
                     self._space.free(address)
             for block in change.allocated:
                 if not change.reuse:
-                    own = self._pool.place(moment.call, block.item) if moment.instant > 0 else None
-                    address, made = (
-                        self._space.allocate(rounded(block.nbytes)) if own is None else (own, None)
-                    )
+                    address, made = self._space.allocate(rounded(block.nbytes))
                     if made is not None:
                         yield _plain("segment_alloc", made.address, made.nbytes, time_us)
                 self._addresses.setdefault(block.memory, []).append(address)
@@ -167,11 +162,9 @@ class _DeviceTrace:
 
     def segments(self) -> Iterator[dict[str, Any]]:
         """Segments with their blocks, as they are after the last event."""
-        made_up = ((s, self._space.taken, 0) for s in self._space.segments)
-        in_pool = ((s, self._pool.taken, 1) for s in self._pool.segments)
-        for s, taken, pool in (*made_up, *in_pool):
+        for s in self._space.segments:
             blocks = []
-            for address, nbytes, used in s.blocks(taken):
+            for address, nbytes, used in s.blocks(self._space.taken):
                 there = self._at[address] if used else None
                 blocks.append(
                     {
@@ -192,7 +185,7 @@ class _DeviceTrace:
                 "requested_size": sum(b["requested_size"] for b in blocks),
                 "stream": 0,
                 "segment_type": "small" if s.small else "large",
-                "segment_pool_id": (0, pool),
+                "segment_pool_id": (0, 0),
                 "is_expandable": False,
                 "frames": [],
                 "blocks": blocks,

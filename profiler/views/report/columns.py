@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from memprof.profiler.model import SourceFrame
+
+from .format import format_bytes, format_ns, format_share
+
+Show = Callable[[int], str]
+"""Formatter of bytes in the text of a note: rounded, or with all digits."""
 
 Cell = str | int | float | SourceFrame | None
 """A value in its column's unit; None where there is none."""
@@ -33,7 +39,6 @@ class Unit(str, Enum):
     NS = "ns"
     SHARE = "share"  # a part of ``Column.whole``
     FIGURE = "figure"  # a number that is text already
-    ADDRESS = "address"
 
     @property
     def is_number(self) -> bool:
@@ -71,7 +76,24 @@ Times = partial(Column, unit=Unit.TIMES)
 Ns = partial(Column, unit=Unit.NS)
 Share = partial(Column, unit=Unit.SHARE)
 Figure = partial(Column, unit=Unit.FIGURE)
-Address = partial(Column, unit=Unit.ADDRESS)
+
+
+def number_words(unit: Unit, n: float, whole: int = 0, show: Show = format_bytes) -> str:
+    """A number in words, the same at the terminal and on a page; ``whole`` as of a ``Column``."""
+    match unit:
+        case Unit.BYTES:
+            return show(int(n))
+        case Unit.CHANGE:
+            return f"+{show(int(n))}" if n > 0 else show(int(n))
+        case Unit.SHARE:
+            return format_share(int(n), whole)
+        case Unit.NS:
+            return format_ns(n)
+        case Unit.TIME:
+            time = datetime.fromtimestamp(n / 1e9, tz=timezone.utc)
+            return time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        case _:
+            return f"{n:,}" if isinstance(n, int) else f"{n:g}"
 
 
 def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:

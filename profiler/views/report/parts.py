@@ -54,16 +54,6 @@ class DataFlowPeak:
     live: list[model.DataFlowStorage]  # the same one by one, largest first
 
 
-@dataclass(frozen=True, slots=True)
-class TrackerPeaks:
-    """Highest figures of the tracker's snapshots, in bytes."""
-
-    snapshots: int  # that are in the profile
-    tensors: int  # that live Python tensors referred to, all devices
-    resident: int | None  # that were resident, None if unknown
-    devices: dict[str, int | None]  # of each device's allocator, None if unknown
-
-
 def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
     out = []
     for device in profile.dataflow.devices if profile.dataflow else ():
@@ -88,25 +78,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
             )
         )
     return out
-
-
-def tracker_peaks(record: model.TrackerRecord | None) -> TrackerPeaks | None:
-    """Returns the peaks of the snapshots of a record; None without one."""
-    if record is None:
-        return None
-    devices: dict[str, int | None] = {}
-    for snapshot in record.snapshots:
-        for name, memory in snapshot.devices.items():
-            known, highest = devices.get(name), memory.highest_bytes
-            highest = memory.allocated_bytes if highest is None else highest
-            devices[name] = known if highest is None else max(known or 0, highest)
-    resident = [s.resident_bytes for s in record.snapshots if s.resident_bytes is not None]
-    return TrackerPeaks(
-        snapshots=len(record.snapshots),
-        tensors=max((s.total_bytes for s in record.snapshots), default=0),
-        resident=max(resident, default=None),
-        devices=dict(sorted(devices.items())),
-    )
 
 
 _LASTING = (

@@ -10,7 +10,7 @@ colours, sorting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import compress
@@ -19,10 +19,8 @@ from typing import Any
 from memprof.profiler.model import SourceFrame
 
 from .columns import Cell, Column, Row
+from .columns import Show as Show
 from .format import shorten_path
-
-Show = Callable[[int], str]
-"""Formatter of bytes in the text of a note: rounded, or with all digits."""
 
 EVERY = 1 << 30
 """Value of ``Table.least`` for all rows, however short the page."""

@@ -53,23 +53,6 @@ class LivePeak:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedActivation:
-    """Memory that an FX node of a forward leaves for the backward."""
-
-    nbytes: int  # bytes a call, of all the node's buffers
-    # calls from the forward to its backward, median; 1 is the very next call. None if no backward
-    # in the log belongs to a forward in it.
-    lifetime_calls: float | None
-    cost: float  # ``nbytes × lifetime_calls``, what the table is ordered by
-    # graph, node, op, module, frame: where it comes from; None is unknown
-    graph: str
-    node: str | None
-    op: str | None
-    module: str | None
-    frame: model.SourceFrame | None
-
-
-@dataclass(frozen=True, slots=True)
 class GraphRow:
     """One compiled graph. Bytes are those of its most called program."""
 
@@ -120,7 +103,6 @@ class Summary:
     peak: LivePeak | None  # None without calls
     views: dict[View, Breakdown]  # the live set at the peak
     modules: ModuleNode  # the module view as a tree
-    saved: list[SavedActivation]  # largest cost first
     table: list[GraphRow]
     ledger: LedgerSummary
     coverage: Coverage  # of all programs' allocations, each program once
@@ -132,7 +114,6 @@ class Summary:
     at_peak: list[parts.DevicePeak]  # what was reserved at the peak of devices that nobody watched
     unobserved: list[UnobservedCalls]  # by graph
     dataflow: list[parts.DataFlowPeak]  # peaks of the data-flow profile, by device
-    tracker: parts.TrackerPeaks | None  # None if it did not run
     advice: list[Finding]  # what could be changed, most bytes first
     out_of_memory: list[OutOfMemory]  # allocations that failed
     growth: list[model.Growth]  # what is held across steps and grows, most a step first
@@ -195,7 +176,6 @@ def summarize(
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
         dataflow=parts.data_flow_peaks(profile),
-        tracker=parts.tracker_peaks(profile.tracker),
         at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
         out_of_memory=out_of_memory(profile),
@@ -217,7 +197,6 @@ def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
         "peak": _peak(timeline, attribution),
         "views": views,
         "modules": module_tree(views[View.MODULE]),
-        "saved": _saved_activations(timeline, attribution),
         "table": _graph_rows(timeline),
         # Of what all programs allocate.
         "coverage": attribution.coverage((u.graph, u.program) for u in timeline.units),
@@ -269,36 +248,6 @@ def _peak(timeline: Timeline, attribution: Attribution) -> LivePeak | None:
     statement = next((s.text for s in graph.statements if s.line == event.line), "")
     site = attribution.site(graph.id, program.storages[event.storage], event.owner, event.line)
     return replace(peak, line=event.line, statement=statement, node=site.node, frame=site.frame)
-
-
-def _saved_activations(timeline: Timeline, attribution: Attribution) -> list[SavedActivation]:
-    """Activations that each forward's most called program saves."""
-    out: list[SavedActivation] = []
-    for unit_id in most_called(timeline).values():
-        unit = timeline.units[unit_id]
-        lifetimes = timeline.lifetimes.get(unit_id)
-        lifetime = median(lifetimes.elements()) if lifetimes else None
-        merged: dict[tuple[str | None, str | None], SavedActivation] = {}
-        for item in unit.saved.values():
-            n = item.storage.nbytes
-            if not n:
-                continue
-            site = attribution.site(item.graph, item.storage, item.owner, item.line)
-            key = (site.node, (site.why and item.owner) or None)
-            known = merged.get(key)
-            n += known.nbytes if known else 0
-            merged[key] = SavedActivation(
-                nbytes=n,
-                lifetime_calls=lifetime,
-                cost=n * (lifetime or 0),
-                graph=unit.graph.label,
-                node=site.node,
-                op=site.op or site.outside,
-                module=site.module,
-                frame=site.frame,
-            )
-        out += merged.values()
-    return sorted(out, key=lambda s: (-s.cost, -s.nbytes, s.graph, s.node or ""))
 
 
 def _graph_rows(timeline: Timeline) -> list[GraphRow]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
 from typing import cast
 
 from rich.text import Text
 
 from memprof.profiler.model import SourceFrame
 
-from .columns import Cell, Column, Unit
-from .format import format_ns, format_share
+from .columns import Cell, Column, Unit, number_words
 from .page import PLAIN, Page, Style
 from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
 
@@ -150,18 +148,5 @@ def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
         if c.unit is Unit.PATH:
             return page.path(value)
         return value.replace("_", " ") if c.unit is Unit.CATEGORY else value
-    n = cast(int, value)
-    match c.unit:
-        case Unit.BYTES:
-            return page.bytes(n)
-        case Unit.CHANGE:
-            return f"+{page.bytes(n)}" if n > 0 else page.bytes(n)
-        case Unit.SHARE:
-            return format_share(n, c.whole)
-        case Unit.NS:
-            return format_ns(n)
-        case Unit.TIME:
-            time = datetime.fromtimestamp(n / 1e9, tz=timezone.utc)
-            return time.strftime("%Y-%m-%d %H:%M:%S.%f" if dated else "%H:%M:%S.%f")[:-3]
-        case _:
-            return f"{n:,}" if isinstance(n, int) else f"{n:g}"
+    text = number_words(c.unit, value, c.whole, page.bytes)
+    return text if dated or c.unit is not Unit.TIME else text.partition(" ")[2]

@@ -38,7 +38,7 @@ from memprof.profiler.support.json_text import to_json
 from memprof.profiler.views.compare.ranks import compare_ranks
 from memprof.profiler.views.report import Style, summarize
 from memprof.profiler.views.report.html.payload import report_payload
-from memprof.profiler.views.report.parts import data_flow_peaks, tracker_peaks
+from memprof.profiler.views.report.parts import data_flow_peaks
 
 from .test_file import put
 from .test_frames import full
@@ -216,14 +216,6 @@ def test_data_flow_in_a_report() -> None:
     assert data_flow_peaks(training()) == []
 
 
-def test_the_tracker_in_figures() -> None:
-    found = tracker_peaks(everything().tracker)
-    assert found is not None
-    assert (found.snapshots, found.tensors, found.resident) == (2, 7, 90)
-    assert found.devices == {"cpu": 50}
-    assert tracker_peaks(None) is None
-
-
 def test_reports_of_every_part_fit_in_json(tmp_path: Path) -> None:
     import msgspec
 
@@ -231,6 +223,5 @@ def test_reports_of_every_part_fit_in_json(tmp_path: Path) -> None:
     found = json.loads(msgspec.json.encode(summary.figures()))
     assert found["process"]["rank"] == 2
     assert found["dataflow"][0]["nbytes"] == 12
-    assert found["tracker"]["resident"] == 90
     assert found["advice"][0]["nbytes"] == 8 * MIB
     assert dataclasses.is_dataclass(summary)

@@ -210,11 +210,6 @@ peak of known live memory       26.0 MiB  30.0 MiB  +4.00 MiB  +15.4 %
 saved for the backward, a step  9.00 MiB  13.0 MiB  +4.00 MiB  +44.4 %
 allocated, a step               24.5 MiB  28.5 MiB  +4.00 MiB  +16.3 %
 
-Saved in another size or number, for the backward: 8.00 MiB \\u2192 12.0 MiB
-  before     after  tensors  type  operator  module  line
------------------------------------------------------------------------------
-8.00 MiB  12.0 MiB        1  ?     mm        l1      model.py: x = self.l3(x)
-
 peak of known live memory: what changed, by category
    change    before     after  category
 -----------------------------------------

@@ -105,17 +105,7 @@ def test_nothing_changed() -> None:
         ("tracker tensors, cuda:0", 10 * MIB),
         ("tracker end, cuda:0", 20 * MIB),
     ]
-    assert [(q.label, q.before) for q in found.operations] == [
-        ("peak of step, cpu", 90 * MIB),
-        ("peak of step, cuda:0", 30 * MIB),
-        ("kept by step, cuda:0", MIB),
-        ("kept by step, python tensors", MIB),
-        ("peak of step/forward, cuda:0", 28 * MIB),
-        ("kept by step/forward, cuda:0", 0),
-        ("peak of other, cuda:0", 9 * MIB),
-        ("kept by other, cuda:0", 0),
-    ]
-    assert all(q.change == 0 for q in (*found.quantities, *found.operations))
+    assert all(q.change == 0 for q in found.quantities)
 
 
 def with_snapshot(**figures: int) -> Callable[[Profile], None]:
@@ -126,29 +116,11 @@ def with_snapshot(**figures: int) -> Callable[[Profile], None]:
     return change
 
 
-def with_operation(index: int, device: str, **figures: int) -> Callable[[Profile], None]:
-    def change(profile: Profile) -> None:
-        operations = record_of(profile).operation_summary
-        operations[index].devices[device] = dataclasses.replace(
-            operations[index].devices[device], **figures
-        )
-
-    return change
-
-
-def with_tensors(profile: Profile) -> None:
-    operations = record_of(profile).operation_summary
-    operations[0] = dataclasses.replace(operations[0], tensor_bytes_delta=6 * MIB)
-
-
 GROWN: dict[str, Callable[[Profile], None]] = {
     "tracker peak, cuda:0 by 1.00 MiB": with_snapshot(peak_bytes=33 * MIB),
     "tracker reserved, cuda:0 by 1.00 MiB": with_snapshot(reserved_bytes=41 * MIB),
     "tracker tensors, cuda:0 by 1.00 MiB": with_snapshot(tensor_bytes=11 * MIB),
     "tracker end, cuda:0 by 1.00 MiB": with_snapshot(allocated_bytes=21 * MIB),
-    "peak of step/forward, cuda:0 by 1.00 MiB": with_operation(1, "cuda:0", max_peak=29 * MIB),
-    "kept by step, cuda:0 by 1.00 MiB": with_operation(0, "cuda:0", total_delta=8 * MIB),
-    "kept by step, python tensors by 512 KiB": with_tensors,
 }
 
 
@@ -234,10 +206,6 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
         for s in record_of(profile).snapshots:
             s.devices[name] = TrackedDevice(nbytes, 1, nbytes, nbytes, nbytes, highest_bytes=nbytes)
 
-    def operation(profile: Profile) -> None:
-        step = record_of(profile).operation_summary[0]
-        step.devices[name] = DeviceSummary(0, 0, nbytes, 4)
-
     def dataflow(profile: Profile) -> None:
         assert profile.dataflow is not None
         live = [DataFlowStorage(nbytes, Category.ACTIVATION, "aten::mm", "l1", None)]
@@ -256,7 +224,6 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
 
     return {
         "tracker peak": snapshots,
-        "peak of step": operation,
         "data-flow peak": dataflow,
         "peak": compiled,
     }
@@ -359,7 +326,7 @@ def test_what_was_not_compared_does_not_pass(
 
 def test_one_device() -> None:
     found = compare(tracked(), tracked(), "cuda:0")
-    assert {q.device for q in (*found.quantities, *found.operations)} == {"cuda:0"}
+    assert {q.device for q in found.quantities} == {"cuda:0"}
     with pytest.raises(ValueError, match="no memory on 'mps:0'; devices in it: cpu, cuda:0"):
         compare(tracked(), tracked(), "mps:0")
     # Compiled code has nothing there.
@@ -368,51 +335,15 @@ def test_one_device() -> None:
     assert compare(both, both, "cuda:0").quantities[0].name == "tracker peak"
 
 
-def test_operations_that_came_or_went_have_not_grown() -> None:
-    after = tracked()
-    operations = record_of(after).operation_summary
-    operations[2] = dataclasses.replace(operations[2], name="renamed")
-    found = compare(tracked(), after)
-    assert not any("other" in q.name or "renamed" in q.name for q in found.operations)
-    # What nobody measured is no figure.
-    with_operation(1, "cuda:0", measured=0)(after)
-    assert not any("forward" in q.name for q in compare(tracked(), after).operations)
-
-
-def test_runs_of_different_length_compare() -> None:
-    after = tracked()
-    operations = record_of(after).operation_summary
-    operations[0] = dataclasses.replace(
-        operations[0],
-        count=500,
-        tensor_bytes_delta=400 * MIB + 700,
-        tensors_measured=400,
-        devices={
-            "cpu": DeviceSummary(500 * MIB, 2 * MIB, 90 * MIB, 500),
-            "cuda:0": DeviceSummary(400 * MIB - 900, 2 * MIB, 30 * MIB, 400),
-        },
-    )
-    assert all(q.change == 0 for q in compare(tracked(), after).operations)
-
-
-def test_what_gives_back_less_than_before_has_grown() -> None:
-    before, after = tracked(), tracked()
-    with_operation(0, "cuda:0", total_delta=-8 * MIB)(before)
-    with_operation(0, "cuda:0", total_delta=-4 * MIB)(after)
-    (found,) = [q for q in compare(before, after).operations if q.change]
-    assert (found.before, found.after, found.change) == (-2 * MIB, -MIB, MIB)
-    assert found.growth == 0.5
-
-
 def test_json(tmp_path: Path) -> None:
     after = tracked()
-    with_tensors(after)
+    with_snapshot(tensor_bytes=11 * MIB)(after)
     a, b = written(tmp_path, "a.memprof", tracked()), written(tmp_path, "b.memprof", after)
     found = json.loads(invoke(a, b, "--json").output)
     assert found["devices"] == ["", ""]
-    (changed,) = [q for q in found["operations"] if q["before"] != q["after"]]
-    assert changed["name"] == "kept by step"
-    assert changed["after"] - changed["before"] == MIB // 2
+    (changed,) = [q for q in found["quantities"] if q["before"] != q["after"]]
+    assert changed["name"] == "tracker tensors"
+    assert changed["after"] - changed["before"] == MIB
 
 
 class TestLook(TestCase):
@@ -436,14 +367,6 @@ most reserved, cuda:0           40.0 MiB  41.0 MiB  +1.00 MiB   +2.5 %
 most in Python tensors, cuda:0  10.0 MiB  11.0 MiB  +1.00 MiB  +10.0 %
 allocated at the end, cuda:0    20.0 MiB  21.0 MiB  +1.00 MiB   +5.0 %
 peak of the data flow, cuda:0   5.00 MiB  6.00 MiB  +1.00 MiB  +20.0 %
-
-Operations
-  5 figures did not change.
-                                before     after     change
----------------------------------------------------------------------
-kept by step, cuda:0          1.00 MiB  2.00 MiB  +1.00 MiB  +100.0 %
-peak of step/forward, cuda:0  28.0 MiB  29.0 MiB  +1.00 MiB    +3.6 %
-1 smaller changes
 
 peak of the data flow, cuda:0: what changed, by category
    change    before     after  category

@@ -9,10 +9,9 @@ import random
 from typing import Any
 
 import pytest
-from browser.gantt_profiles import training_run
 from profile_builder import MIB, training
 
-from memprof.profiler.model import Category, PlacedBlock, Placement, Profile
+from memprof.profiler.model import Profile
 from memprof.profiler.model.allocator_rules import rounded
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 from memprof.profiler.views.export import devices_of
@@ -104,24 +103,6 @@ def test_memory_viz_in_javascript_knows_all_opcodes_and_finds_an_unknown_categor
     assert snapshot(training())["device_traces"][0][0]["category"] == "unknown"
 
 
-POOL = 0x7F12_0000_0000
-
-
-def placed(steps: int) -> Profile:
-    """Calls of the forward replay from the third step on, at addresses of a pool."""
-    profile = training_run(steps)
-    blocks = (
-        PlacedBlock(POOL, 8 * MIB, 1, 11, Category.ACTIVATION, 0, "buf0", 10),
-        PlacedBlock(POOL + 8 * MIB, 2 * MIB, 2, 5, Category.TEMPORARY, 0, "buf1", 12),
-        PlacedBlock(POOL + 8 * MIB, 2 * MIB, 5, 7, Category.TEMPORARY, 0, "buf2", 14),
-        PlacedBlock(POOL + 10 * MIB, 3 * MIB, 3, 4, Category.TEMPORARY, 0, None, 13),
-        PlacedBlock(POOL + 10 * MIB, 1 * MIB, 6, 11, Category.OUTPUT, 0, "buf3", 15),
-    )
-    segments = ((POOL, 4 * MIB), (POOL + 4 * MIB, 16 * MIB), (POOL, 8 * MIB))
-    profile.graphs[0].placements.append(Placement("cpu", (), 3, segments, (10,), blocks))
-    return profile
-
-
 def addresses_are_sound(taken: dict[str, Any]) -> None:
     """Allocations lie in segments and never on each other."""
     for trace in taken["device_traces"]:
@@ -138,46 +119,6 @@ def addresses_are_sound(taken: dict[str, Any]) -> None:
                 live[first] = e["size"]
             elif e["action"] == "free_completed":
                 assert live.pop(first) == e["size"]
-
-
-def test_memory_viz_has_replays_at_the_pools_addresses() -> None:
-    viz = pytest.importorskip("torch.cuda._memory_viz")
-    taken = snapshot(placed(4))
-    addresses_are_sound(taken)
-    events = taken["device_traces"][0]
-    pool = [s for s in taken["segments"] if s["segment_pool_id"] == (0, 1)]
-    assert [(s["address"], s["total_size"]) for s in pool] == [(POOL, 20 * MIB)]
-    made = [
-        (e["frames"][0]["name"].split()[0], e["addr"] - POOL)
-        for e in events
-        if e["action"] == "alloc" and POOL <= e["addr"] < POOL + 20 * MIB
-    ]
-    # The warm-up is not in the pool; the recording and two replays are.
-    assert made == 3 * [
-        ("mm", 0), ("relu", 8 * MIB), ("relu", 10 * MIB), ("sum_1", 8 * MIB), ("add", 10 * MIB),
-    ]  # fmt: skip
-    viz.segsum(taken)
-    assert "= MEM[" not in viz.trace(taken)
-
-
-def test_a_place_that_is_taken_is_not_taken_twice() -> None:
-    # GIVEN two forwards of which only one recording is known, waiting for their backwards
-    profile = placed(6)
-    c = profile.calls
-    # the forwards of steps 3 and 4 follow each other
-    order = [0, 1, 2, 3, 4, 5, 6, 9, 10, 7]
-    c.graph[:] = [c.graph[k] for k in order]
-    for column in (c.program, c.start_ns, c.end_ns, c.thread):
-        del column[len(order) :]
-    taken = snapshot(profile)
-    addresses_are_sound(taken)
-    saved = [
-        e["addr"]
-        for e in taken["device_traces"][0]
-        if e["action"] == "alloc" and e.get("category") == "activation"
-    ]
-    assert saved[2] == POOL
-    assert saved[3] != POOL
 
 
 def test_devices_have_places_of_their_own() -> None:

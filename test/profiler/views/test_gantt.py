@@ -16,9 +16,9 @@ from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.live.trees import CallMode, call_modes
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
-from memprof.profiler.views.report.html.payload_gantt import Bar, gantt_payload, nest, pack
+from memprof.profiler.views.report.html.payload_gantt import Bar, gantt_payload, place
 
-SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), st.integers(0, 3)), max_size=40)
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=40)
 
 
 def no_two_overlap(bars: list[Bar]) -> None:
@@ -31,40 +31,20 @@ def no_two_overlap(bars: list[Bar]) -> None:
 
 
 @given(SPANS)
-def test_bars_of_a_row_never_overlap(spans: list[tuple[int, int, int]]) -> None:
+def test_bars_of_a_row_never_overlap(spans: list[tuple[int, int]]) -> None:
     # A bar without width would be hidden by one that begins where it is: both have some.
-    for place in (nest, pack):
-        bars = [Bar(s, s + w + 1, "x", "operation", i, t) for i, (s, w, t) in enumerate(spans)]
-        place(bars)
-        no_two_overlap(bars)
+    bars = [Bar(s, s + w + 1, "x", "operation", i) for i, (s, w) in enumerate(spans)]
+    place(bars)
+    no_two_overlap(bars)
+    # and there are no more rows than bars at once.
+    most = max((sum(b.start_ns <= a.start_ns < b.end_ns for b in bars) for a in bars), default=0)
+    assert len({b.row for b in bars}) == most
 
 
 def test_what_is_inside_stands_below() -> None:
     bars = [Bar(*t, "operation", 0) for t in ((2, 3, "c"), (0, 9, "a"), (1, 5, "b"), (6, 8, "d"))]
-    nest(bars)
+    place(bars)
     assert [(b.name, b.row) for b in bars] == [("a", 0), ("b", 1), ("c", 2), ("d", 1)]
-
-
-def test_tasks_take_the_first_free_rows() -> None:
-    # GIVEN three requests, two at a time, each with a part inside
-    bars = [
-        Bar(start, end, name, "operation", 0, task)
-        for task, begin in enumerate((0, 5, 10))
-        for start, end, name in ((begin, begin + 9, "request"), (begin + 1, begin + 4, "part"))
-    ]
-    # THEN the third takes the rows of the first
-    pack(bars)
-    assert [(b.task, b.row) for b in bars] == [
-        (0, 0), (0, 1), (1, 2), (1, 3), (2, 0), (2, 1),
-    ]  # fmt: skip
-
-
-def test_a_high_task_costs_the_others_no_rows() -> None:
-    # GIVEN four tasks at once, one with two levels inside
-    bars = [Bar(i, 20, "request", "operation", 0, task=i) for i in range(4)]
-    bars += [Bar(3 + i, 20 - i, "part", "operation", 0, task=3) for i in (1, 2)]
-    pack(bars)
-    assert sorted(b.row for b in bars) == list(range(6))
 
 
 def test_the_page_of_a_training_run() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from memprof.profiler.model import Profile
 from memprof.profiler.support.errors import ProfileNotWritableError
-from memprof.profiler.views.report.html import HtmlPage, build_page, write_page
+from memprof.profiler.views.report.html import build_page, write_report
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "profiler/views/report/html"
@@ -23,7 +24,7 @@ MAX_SCRIPT_LINES = 1484
 
 def test_a_page_holds_its_payload_and_the_hash_of_its_script() -> None:
     payload = {"text": "</script><!-- \udcff é", "n": [1, 2**53, None, 1.5]}
-    html = build_page(HtmlPage("a <b> & c", payload, []))
+    html = build_page("a <b> & c", payload)
     (packed,) = re.findall(r'id="payload">([A-Za-z0-9+/=]+)</script>', html)
     assert json.loads(gzip.decompress(base64.b64decode(packed))) == payload
     assert "<title>a &lt;b&gt; &amp; c</title>" in html
@@ -35,21 +36,18 @@ def test_a_page_holds_its_payload_and_the_hash_of_its_script() -> None:
 
 def test_what_has_no_json_form_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        build_page(HtmlPage("t", [float("nan")], []))
-    with pytest.raises(FileNotFoundError):
-        build_page(HtmlPage("t", [], ["none.js"]))
+        build_page("t", [float("nan")])
 
 
 def test_pages_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "p.html"
-    page = HtmlPage("t \udcff", {}, [])
-    assert write_page(page, out) == out.stat().st_size
+    assert write_report(Profile(), out, title="t \udcff") == out.stat().st_size
     before = out.read_bytes()
     assert b"<title>t \\udcff</title>" in before
     with pytest.raises(ProfileNotWritableError, match=r"cannot write the page \([\d,]+ bytes\)"):
-        write_page(page, tmp_path / "missing" / "p.html")
+        write_report(Profile(), tmp_path / "missing" / "p.html")
     with pytest.raises(ProfileNotWritableError):
-        write_page(page, tmp_path)
+        write_report(Profile(), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
     assert out.read_bytes() == before
 

@@ -131,13 +131,6 @@ Live at the peak, by FX node
      0 B    0.0 %            unattributed
 26.0 MiB  100.0 %            total
 
-Saved activations, by bytes x calls until the backward
-   bytes  calls  FX node    graph        module  source line
----------------------------------------------------------------
-8.00 MiB      1  mm         0/0 forward  l1      zoo/model.py:3
-1.00 MiB      1  primals_3  0/0 forward  -       -
-9.00 MiB         total
-
 Graphs; bytes of one call of the most called program
 graph          calls  median  allocated      peak     saved  programs
 ---------------------------------------------------------------------
@@ -259,13 +252,6 @@ Live at the peak, by FX node
  8,388,608 B   36.4 %         4  4 smaller
          0 B    0.0 %            unattributed
 23,068,672 B  100.0 %            total
-
-Saved activations, by bytes x calls until the backward
-      bytes  calls  FX node    graph        module  source line
----------------------------------------------------------------
-8,388,608 B      1  mm         0/0 forward  -       -
-1,048,576 B      1  primals_3  0/0 forward  -       -
-9,437,184 B         total
 
 Graphs; bytes of one call of the most called program
 graph          calls  median     allocated          peak        saved  programs
@@ -733,10 +719,6 @@ def test_summary_of_a_training() -> None:
     assert s.peak is not None
     assert (s.peak.nbytes, s.peak.call, s.peak.node) == (26 * MIB, 4, "mul")
     assert (s.calls, s.graphs, s.unobserved_calls, s.device) == (9, 3, 0, "cpu")
-    assert [(a.node, a.nbytes, a.lifetime_calls, a.cost) for a in s.saved] == [
-        ("mm", 8 * MIB, 1, 8 * MIB),
-        ("primals_3", 1 * MIB, 1, 1 * MIB),
-    ]
     assert [(r.calls, r.allocated, r.saved) for r in s.table] == [
         (3, 14 * MIB, 9 * MIB),
         (3, 10 * MIB, 0),
@@ -744,17 +726,6 @@ def test_summary_of_a_training() -> None:
     ]
     assert set(s.views) == set(View)
     assert s.coverage.allocated == s.coverage.to_node + MIB // 2
-
-
-def test_long_lived_activations_come_first() -> None:
-    # GIVEN a graph between forward and backward, whose smaller activation waits shorter
-    profile = training()
-    profile.calls = calls((0, 0), (2, 0), (2, 0), (1, 0))
-    s = summarize(profile)
-    assert [(a.node, a.lifetime_calls, a.cost) for a in s.saved] == [
-        ("mm", 3, 24 * MIB),
-        ("primals_3", 3, 3 * MIB),
-    ]
 
 
 def test_device() -> None:

@@ -34,8 +34,6 @@ from memprof.profiler.model import (
     OperationSummary,
     OperatorCall,
     OperatorRecord,
-    PlacedBlock,
-    Placement,
     Process,
     Profile,
     RunState,
@@ -47,7 +45,7 @@ from memprof.profiler.model import (
 )
 from memprof.profiler.views.report import summarize
 from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
-from memprof.profiler.views.report.html import build_page, report_page, write_report
+from memprof.profiler.views.report.html import report_page, write_report
 from memprof.profiler.views.report.html.payload import MAX_POINTS, report_payload
 from profiler.live.test_timeline import profiles
 
@@ -635,69 +633,9 @@ def test_an_empty_profile_says_why_it_is_empty(page: Page, tmp_path: Path) -> No
     text = page.inner_text("main")
     assert "No call of a compiled graph was recorded" in text
     # AND there are no tables of nothing
-    assert "Saved activations" not in text
+    assert "Graphs; bytes" not in text
     assert "0 B" not in text
     assert "The ledger is empty: nothing was compiled." in text
-
-
-def test_the_address_map_follows_the_instant(page: Page, tmp_path: Path) -> None:
-    # GIVEN a backward that was recorded: a copied input before the code (line 0), its three
-    # allocations and releases, and a workspace that goes after the code
-    profile = training()
-    T, G = Category.TEMPORARY, Category.GRADIENT
-    base = 0x7F0000000000
-    blocks = (
-        PlacedBlock(base, 3 * MIB, 1, 5, Category.INPUT, 1, "primals_3", 0, (1,)),
-        PlacedBlock(base + 4 * MIB, 6 * MIB, 2, 6, T, 1, "buf0", 20),
-        PlacedBlock(base + 10 * MIB, 4 * MIB, 4, 7, G, 1, "buf1", 22),
-        PlacedBlock(base + 16 * MIB, MIB, 0, 7, Category.OUTPUT, 0, "buf3", 15, (), 2),
-        PlacedBlock(base + 32 * MIB, 2 * MIB, 2, 6, T, 1, None, 20),
-    )
-    segments = ((base, 20 * MIB), (base + 32 * MIB, 8 * MIB))
-    profile.graphs[1].placements = [
-        Placement("cuda:0", (), 3, segments, (0, 20, 21, 22, 23, 0), blocks)
-    ]
-    write_report(profile, tmp_path / "p.html")
-    show(page, tmp_path / "p.html")
-    seen = []
-    for instant in range(6):
-        page.evaluate(f"memprof.report.select(4, {instant}, true)")
-        placed = page.evaluate(
-            "i => (({ instants, last }) => instants[i] ?? last)"
-            "(memprof.report.profile.placements[0])",
-            instant,
-        )
-        nbytes = int(page.get_attribute("#address-title strong", "data-bytes") or -1)
-        assert nbytes == sum(b.nbytes for b in profile.graphs[1].placements[0].live_at(placed))
-        seen.append((placed, nbytes // MIB))
-    # THEN instants go by line of code, and the end is the end
-    assert seen == [(1, 4), (2, 12), (3, 12), (4, 16), (5, 13), (6, 5)]
-    page.evaluate("memprof.report.select(4, 1, true)")
-    title = page.inner_text("#address-title")
-    assert "12.0 MiB in 4 blocks of 28.0 MiB that the pool had then" in title
-    assert "largest free piece 6.00 MiB" in title
-    assert "recording #3 on cuda:0, instant 2 of 6" in title
-    table = page.inner_text("#addresses table")
-    assert "0x7f0000400000" in table
-    assert "buf3, output of recording #2" in table
-    assert "scratch memory of a kernel" in table
-    # AND a block leads to its source line
-    page.locator("#addresses tbody tr", has_text="buf0").first.click()
-    assert "x = self.l3(x)" in page.inner_text("#detail")
-    assert distinct_colors(page.locator("#segments").screenshot()) > 10
-    # AND a call of a graph without addresses says so
-    page.evaluate("memprof.report.select(3, 0, true)")
-    title = page.inner_text("#address-title")
-    assert "0/0 forward has no fixed addresses for the sizes of this call. Shown instead" in title
-
-
-def test_without_placements_the_ledger_says_why(page: Page, tmp_path: Path) -> None:
-    profile = training()
-    profile.ledger.append(LedgerEntry(5, LedgerKind.NOT_GRAPHED, 0, "a reason of the backend"))
-    write_report(profile, tmp_path / "p.html")
-    show(page, tmp_path / "p.html")
-    for section in ("#addresses", "#trees"):
-        assert "a reason of the backend" in page.inner_text(section)
 
 
 def of_rank(rank: int, scale: int) -> Profile:
@@ -830,7 +768,7 @@ def test_data_flow_and_tracker(page: Page, tmp_path: Path) -> None:
 
 
 def test_the_same_profile_gives_the_same_page() -> None:
-    pages = {build_page(report_page(training(), source="a.memprof")) for _ in range(2)}
+    pages = {report_page(training(), source="a.memprof") for _ in range(2)}
     assert len(pages) == 1
 
 

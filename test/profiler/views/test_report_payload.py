@@ -10,20 +10,16 @@ import pytest
 from hypothesis import given, settings
 from profile_builder import MIB, ProgramBuilder, calls, training
 
-from memprof.profiler.file.profile_file import decode_profile, encode_profile
 from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.live_set import Hold, LiveItem
 from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.live.trees import RecordedNode, recorded_nodes
 from memprof.profiler.model import (
-    Category,
     GraphKind,
     GraphRecord,
     LedgerEntry,
     LedgerKind,
     MemorySnapshot,
-    PlacedBlock,
-    Placement,
     Process,
     Profile,
     TrackedDevice,
@@ -211,7 +207,7 @@ def test_an_empty_profile() -> None:
     (device,) = payload["devices"]
     assert device["peak"] is None
     assert device["calls"]["step"] == device["units"] == []
-    assert device["sections"]["saved"]["tables"][0]["rows"] == []
+    assert device["sections"]["graphs"]["tables"][0]["rows"] == []
     assert payload["header"]["notes"][1][1] == "0 graphs, 0 calls in 0 ns"
 
 
@@ -236,23 +232,6 @@ def test_of_many_ranks_the_page_has_the_highest() -> None:
     alone = ranks_payload(profiles[:1])
     assert alone["ranks"] is None
     assert len(alone["profiles"]) == 1
-
-
-def test_a_block_of_a_graph_that_was_not_called_in_the_session() -> None:
-    # GIVEN a recording that holds what a graph of before the session made
-    profile = training()
-    block = PlacedBlock(0, MIB, 0, 1, Category.OUTPUT, 77, "buf3", 15, (2,), 1)
-    profile.graphs[0].placements = [Placement("cuda:0", (), 3, ((0, 2 * MIB),), (), (block,))]
-    profile = decode_profile(encode_profile(profile))
-    payload = json.loads(json.dumps(report_payload(profile)))
-    # THEN the page says so, in each view but that of categories
-    (block_on_page,) = payload["placements"][0]["blocks"]
-    site = block_on_page["site"]
-    assert value(payload["sites"], "category", site) == "output"
-    why = ("unattributed", "made by a graph that is not in this profile")
-    by_category, *others = places_of(payload, site)
-    assert by_category != why
-    assert others == [why] * 4
 
 
 def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> None:

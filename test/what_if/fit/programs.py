@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from memprof.profiler.model import Category, DeviceAccount, Held, PoolShare
 
-BUILD = {"version": "2.11.0+cu130", "root": "/torch"}
-"""Attributes of a build of torch that is not there."""
-
 
 def account_of(nbytes: int) -> DeviceAccount:
     """Of a program that takes so many bytes, all of them activations."""

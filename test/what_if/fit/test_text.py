@@ -1,20 +1,19 @@
-"""What is said of a curve."""
+"""What is said of a row."""
 
 from __future__ import annotations
 
-import msgspec
-import pytest
-
-from memprof.simulated_cuda.gpus import Gpu, find_gpu
-from memprof.what_if.fit.table import BUDGET, Row, budget_row, render_budget
+from memprof.simulated_cuda.gpus import find_gpu
+from memprof.what_if.fit.table import Row, render
 from memprof.what_if.fit.tries import Tried
+from memprof.what_if.fit.variables import parse_variable
 from memprof.what_if.simulate.partitions import DRAWN_ANEW
 
 
-def tried(budget: str, flops: int, notes: list[str]) -> Tried:
+def test_what_makes_gradients_wrong_is_said() -> None:
+    # GIVEN a program with dropout, and a budget with which its backward draws new numbers
     gpu = find_gpu("t4")
-    return Tried(
-        values={BUDGET: budget},
+    best = Tried(
+        values={"BUDGET": "0.3"},
         gpu=gpu.key,
         memory=gpu.memory,
         fits=True,
@@ -23,33 +22,13 @@ def tried(budget: str, flops: int, notes: list[str]) -> Tried:
         allocated=1 << 29,
         parts=[],
         limit="",
-        flops=flops,
+        flops=5,
         changed=[],
         idle=[],
-        notes=notes,
+        notes=[DRAWN_ANEW],
         seconds=1.0,
     )
-
-
-def test_a_budget_with_wrong_gradients_is_no_answer() -> None:
-    # GIVEN a program with dropout, of which no budget above 0.3 fits
-    class Runs:
-        def run(self, gpu: Gpu, values: dict[str, str]) -> Tried:
-            found = tried(values[BUDGET], 5, [DRAWN_ANEW])
-            return msgspec.structs.replace(found, fits=float(values[BUDGET]) <= 0.3)
-
-    row = budget_row(find_gpu("t4"), {}, Runs(), lambda row, tried: None)  # type: ignore[arg-type]
-    assert row.best is None
-    text = render_budget(row, 2, 0)
-    assert text.startswith("No activation memory budget fits Tesla T4 with right gradients\n")
+    row = Row(gpu, {}, tries=[best], best=best)
+    text = render([row], [parse_variable("BUDGET=0.1..0.3")], 1)
     assert "wrong gradients" in text.partition("\n")[2]
     assert "pytorch/pytorch#190758" in text
-
-
-@pytest.mark.parametrize(("flops", "is_said"), [(0, True), (5, False)])
-def test_a_script_that_compiles_nothing_is_told_so(flops: int, is_said: bool) -> None:
-    gpu = find_gpu("t4")
-    tries = [tried(budget, flops, []) for budget in ("0", "1")]
-    row = Row(gpu, {})
-    row.tries, row.best = tries, tries[-1]
-    assert ("changes nothing" in render_budget(row, 2, 0)) is is_said

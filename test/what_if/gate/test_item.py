@@ -128,7 +128,7 @@ class TestIt(unittest.TestCase):
 
 
 def test_another_thread_than_the_main_one_may_wait() -> None:
-    """A notebook's or a server's, that calls ``memprof.estimate``."""
+    """A test runner may run tests in one, where no signal can be handled."""
     found: list[int | None] = []
     words = [sys.executable, "-c", "pass"]
     settings = Settings(find_gpu("t4"), quiet=True)

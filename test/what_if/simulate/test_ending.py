@@ -7,10 +7,8 @@ import pytest
 from memprof.what_if.simulate.leaving import (
     BY_ITSELF,
     FACTOR,
-    MANY,
     TRAINING,
     Leaving,
-    of_accumulation,
     why_undecided,
 )
 
@@ -107,12 +105,3 @@ def test_an_optimizer_that_had_no_turn_decides_nothing() -> None:
         assert "of another" in why_undecided("30 optimizer steps", fewest, 30, 60, True)
         assert not why_undecided(BY_ITSELF, fewest, 30, 60, True)
     assert not why_undecided("6 optimizer steps", 2, 6, 12, True)
-
-
-def test_a_long_accumulation_is_said_with_what_it_costs() -> None:
-    (said,) = of_accumulation(steps=2, backwards=1024, seconds=102.4)
-    assert "512 backwards a step, 0.1 s each" in said
-    (said,) = of_accumulation(steps=0, backwards=300, seconds=60)
-    assert "300 backwards and no step yet, 0.2 s each" in said
-    assert not of_accumulation(steps=3, backwards=3 * (MANY - 1), seconds=600)
-    assert not of_accumulation(steps=3, backwards=300, seconds=6)

@@ -121,13 +121,6 @@ def test_a_pipeline_that_asks_other_ranks_for_shapes_is_told_what_to_do(tmp_path
     assert "give it input_args and output_args" in errors or "PipelineStage constructor" in errors
 
 
-@pytest.mark.skipif(importlib.metadata.version("torch") >= "2.12", reason="shapes go both ways")
-def test_a_stage_learns_shapes_from_one_simulated_before(tmp_path: Path) -> None:
-    source = "KNOWN = False\n" + PIPELINE
-    state = optimizer_state(tmp_path, source, "--world-size", "8", "--ranks", "0,1,2")
-    assert state == [2 * 4 * MIB + 4] * 3
-
-
 def test_context_parallel(tmp_path: Path) -> None:
     source = f"""{SETUP}
 import torch.nn.functional as F

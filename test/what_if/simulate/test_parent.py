@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,27 @@ def test_the_verdict_says_that_it_is_above_the_limit(monkeypatch: pytest.MonkeyP
     first = render([found], limit=4 * GIB).splitlines()[0]
     assert "needs 5.00 GiB, more than 4.00 GiB of --fail-above" in first
     assert "--fail-above" not in render([found], limit=6 * GIB)
+
+
+READS = """
+import os, sys
+from memprof.what_if.simulate.parent import Settings, _wait
+from memprof.simulated_cuda.gpus import find_gpu
+for _ in range(2):
+    script = "import sys; print(len(sys.stdin.buffer.read()), file=sys.stderr)"
+    _wait([sys.executable, "-c", script], os.environ, Settings(gpu=find_gpu()))
+"""
+
+
+def test_each_run_reads_the_same(tmp_path: Path) -> None:
+    """A file from its beginning, and nothing through a pipe, be it one that nobody closes."""
+    (tmp_path / "input").write_bytes(b"0123456789")
+    with (tmp_path / "input").open("rb") as file:
+        words = [sys.executable, "-c", READS]
+        done = subprocess.run(words, stdin=file, stderr=subprocess.PIPE, check=True)
+    assert done.stderr.split() == [b"10", b"10"]
+    reading, writing = os.pipe()
+    done = subprocess.run(words, stdin=reading, stderr=subprocess.PIPE, check=True)
+    assert done.stderr.split() == [b"0", b"0"]
+    os.close(reading)
+    os.close(writing)

@@ -1,5 +1,5 @@
 """Pages for the browser, see ``page.py``. No module here needs torch."""
 
-from .page import HtmlPage, build_page, report_page, write_diff, write_page, write_report
+from .page import build_page, report_page, write_report
 
-__all__ = ["HtmlPage", "build_page", "report_page", "write_diff", "write_page", "write_report"]
+__all__ = ["build_page", "report_page", "write_report"]

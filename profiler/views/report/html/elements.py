@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
 from typing import Any
 
-from memprof.profiler.views.report.columns import Unit
-from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
+from memprof.profiler.views.report.columns import Unit, number_words
+from memprof.profiler.views.report.format import format_bytes
 
 Element = list[Any]
 Plain = Mapping[str, Any]
@@ -266,22 +265,7 @@ def _words(column: Plain, value: Any) -> str:
         return f"{value[0]}:{value[1]}"
     if isinstance(value, str):
         return value.replace("_", " ") if unit is Unit.CATEGORY else value
-    match unit:
-        case Unit.BYTES:
-            return format_bytes(value)
-        case Unit.CHANGE:
-            return f"+{format_bytes(value)}" if value > 0 else format_bytes(value)
-        case Unit.SHARE:
-            return format_share(value, column["whole"])
-        case Unit.NS:
-            return format_ns(value)
-        case Unit.ADDRESS:
-            return f"{value:#x}"
-        case Unit.TIME:
-            time = datetime.fromtimestamp(value / 1e9, tz=timezone.utc)
-            return time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        case _:
-            return f"{value:,.0f}"
+    return number_words(unit, value, column["whole"])
 
 
 def _lines(data: Plain) -> list[Element]:

@@ -24,7 +24,6 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from html import escape
@@ -33,45 +32,24 @@ from typing import Any
 
 from memprof.profiler.model import Profile
 from memprof.profiler.support.writing import write_whole
-from memprof.profiler.views.compare.diff_model import ProfileDiff
-from memprof.profiler.views.report.sections.diff import of_diff
 
-from .elements import report_elements, titled
+from .elements import report_elements
 from .payload import ranks_payload
 
-_SCRIPTS = ["page.js", "table.js"]
-_STYLES = ["base.css", "report.css"]
-_REPORT = [
+_SCRIPTS = [
+    "page.js",
+    "table.js",
     "vendor/uPlot.iife.min.js",
     "model.js",
     "chart.js",
     "timeline.js",
     "liveset.js",
-    "addresses.js",
     "gantt.js",
     "report.js",
 ]
+"""Names in ``assets/``, in order of need: they are the parts of one function."""
+_STYLES = ["vendor/uPlot.min.css", "base.css", "report.css"]
 _ENDS = re.compile(r"</script|<!--|</style", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class HtmlPage:
-    """A page before it is written.
-
-    Attributes:
-        title: In the tab and the first heading.
-        payload: JSON values; ``start(draw)`` of ``assets/page.js`` calls ``draw`` with them.
-        scripts: Names in ``assets/``, after those that every page has, in order of need: they are
-            the parts of one function. The last one calls ``start``.
-        styles: Names in ``assets/``, before those that every page has.
-        markup: Names in ``assets/`` of templates that the scripts fill.
-    """
-
-    title: str
-    payload: Any
-    scripts: Sequence[str]
-    styles: Sequence[str] = ()
-    markup: Sequence[str] = ()
 
 
 def report_page(
@@ -79,26 +57,22 @@ def report_page(
     device: str | None = None,
     source: str = "",
     calls: range | None = None,
-) -> HtmlPage:
+    title: str = "",
+) -> str:
     """The report of a valid profile, or of one of each rank of a job, as a page.
 
     Args:
         device: shown first; by default the one with the highest peak, accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
         calls: the page opens at its bars, with these calls of the log in sight; of one profile.
+        title: in the tab and the first heading, instead of one with ``source``.
 
     Raises:
         ValueError: no program uses ``device``.
     """
     profiles = [profile] if isinstance(profile, Profile) else profile
-    title = f"Memory of {os.path.basename(source) or 'compiled code'}"
-    return HtmlPage(
-        title=title,
-        payload=report_elements(ranks_payload(profiles, device, calls)),
-        scripts=_REPORT,
-        styles=["vendor/uPlot.min.css"],
-        markup=["report.html"],
-    )
+    title = title or f"Memory of {os.path.basename(source) or 'compiled code'}"
+    return build_page(title, report_elements(ranks_payload(profiles, device, calls)))
 
 
 def write_report(
@@ -107,38 +81,35 @@ def write_report(
     device: str | None = None,
     source: str = "",
     calls: range | None = None,
+    title: str = "",
 ) -> int:
-    """Write the ``report_page``, and return its bytes; see ``write_page``."""
-    return write_page(report_page(profile, device, source, calls), path)
+    """Write the ``report_page``, whole or not at all, and return its bytes.
+
+    Raises:
+        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
+        ValueError: no program uses ``device``.
+    """
+    # A title may hold a path that is not UTF-8: it is shown as Python escapes it.
+    text = report_page(profile, device, source, calls, title)
+    data = text.encode("utf-8", "backslashreplace")
+    write_whole(path, data, "the page")
+    return len(data)
 
 
-def write_diff(
-    diff: ProfileDiff, path: str | os.PathLike[str], before: str = "", after: str = ""
-) -> int:
-    """Write a comparison: the sections that the text has; see ``write_page``. The names of the
-    files ``before`` and ``after`` are in its title."""
-    names = " → ".join(os.path.basename(p) for p in (before, after) if p)
-    title = f"What grew: {names}" if names else "What grew"
-    sections = [titled(s.plain()) for s in of_diff(diff)]
-    return write_page(HtmlPage(title, sections, ["diff.js"]), path)
-
-
-def build_page(page: HtmlPage) -> str:
-    """The page as one HTML document. The same page gives the same text.
+def build_page(title: str, payload: Any) -> str:
+    """One HTML document, whose scripts draw a payload of JSON values. The same gives the same text.
 
     Raises:
         ValueError: an asset would end its own element, or the payload has no JSON form.
-        FileNotFoundError: there is no such asset.
     """
-    parts = "\n".join(_asset(name) for name in [*_SCRIPTS, *page.scripts])
-    styles = "\n".join(_asset(name) for name in [*page.styles, *_STYLES])
-    templates = "".join(_asset(name) for name in page.markup)
+    parts = "\n".join(map(_asset, _SCRIPTS))
+    styles = "\n".join(map(_asset, _STYLES))
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     policy = (
         f"default-src 'none'; script-src 'sha256-{_base64(sha256(script.encode()).digest())}'; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    title = escape(page.title)
+    title = escape(title)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -166,24 +137,12 @@ It needs no network.</p></noscript>
 <main id="main" tabindex="-1"></main>
 <div id="tooltip" class="tooltip" aria-hidden="true" hidden></div>
 <div id="announcer" class="visually-hidden" aria-live="polite"></div>
-{templates}<script type="application/octet-stream" id="payload">{_pack(page.payload)}</script>
+{_asset("report.html")}\
+<script type="application/octet-stream" id="payload">{_pack(payload)}</script>
 <script>{script}</script>
 </body>
 </html>
 """
-
-
-def write_page(page: HtmlPage, path: str | os.PathLike[str]) -> int:
-    """Write a page, whole or not at all, and return its bytes.
-
-    Raises:
-        ProfileNotWritableError: the operating system refuses; what was there is unchanged.
-        ValueError, FileNotFoundError: see ``build_page``.
-    """
-    # A title may hold a path that is not UTF-8: it is shown as Python escapes it.
-    data = build_page(page).encode("utf-8", "backslashreplace")
-    write_whole(path, data, "the page")
-    return len(data)
 
 
 def _pack(payload: Any) -> str:

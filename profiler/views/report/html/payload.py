@@ -35,7 +35,7 @@ from memprof.profiler.views.report.sections import (
 from memprof.profiler.views.report.summary import Summary, on_device, summarize
 
 from .payload_gantt import gantt_payload
-from .payload_live import Each, Sites, live_payload, placement_payload
+from .payload_live import Each, Sites, live_payload
 
 MAX_LEDGER = 5_000  # entries of the ledger, the latest; ``--section ledger`` prints all
 MAX_RANKS = 16  # with all their views: of more, those with the highest peaks; all are compared
@@ -93,10 +93,6 @@ def report_payload(
         "devices": devices,
         "graphs": {g.id: _graph(g, texts) for g in profile.graphs},
         "texts": list(texts),
-        "placements": [
-            placement_payload(g, p, sites) for g in profile.graphs for p in g.placements
-        ],
-        "no_addresses": ledger.why_no_addresses(profile),
         # Last: everything above adds to them.
         "sites": sites.payload(),
         "places": sites.places(),
@@ -115,16 +111,15 @@ def _sections(summary: Summary, curves: Container[str]) -> Iterator[Section]:
     yield Section("accounts", "Device memory", parts=accounts)
     pools = tuple(account.of_graph_pool(p, format_bytes) for p in profile.graph_pools)
     yield Section("graph-pools", "CUDA graphs", parts=pools)
-    yield about.totals(summary)
     if grows and failed:
         yield grows
     if summary.peak is not None or summary.advice:
         yield about.advice(summary.advice, format_bytes)
     yield from live.of_instant(profile)
     yield _operations(profile)
-    saved, graphs, not_counted = of_device(summary, format_bytes)
+    graphs, not_counted = of_device(summary, format_bytes)
     if profile.graphs:
-        yield from (saved, graphs, live.descriptions(profile))
+        yield from (graphs, live.descriptions(profile))
         yield ledger.trees(summary, format_bytes)
     counts = ledger.ledger_counts(summary)
     entries = ledger.of_ledger(profile, format_bytes, MAX_LEDGER)

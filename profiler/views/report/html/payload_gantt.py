@@ -4,9 +4,8 @@ Times are nanoseconds from the first thing recorded. Bars are placed here, in ro
 overlaps another, and go to the page row by row, each in order of time: it finds them by binary
 search. A plotting library, which tests every shape, took ten times as long for 20,000 bars.
 
-In a lane of a thread a bar that begins while another runs stands below it. In a lane of asyncio
-tasks, which take turns on one thread, each task's outermost operation with all that is in it takes
-the first rows that are free: a thousand requests, eight at a time, have eight rows.
+A bar that begins while another of its lane runs stands in a row of its own: the first that is
+free. So a thousand requests of asyncio's tasks, eight at a time, have the rows of eight.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Bar:
     name: str  # what to write on it
     kind: str  # one of ``KINDS``
     number: int  # of the operation, or of the call
-    task: int = 0  # in a lane of tasks, which one
     row: int = 0  # where it stands in its lane, from 0 at the top
 
 
@@ -130,7 +128,6 @@ def _lanes(profile: Profile) -> list[tuple[str, list[Bar]]]:
         keys.append(key)
         names[key] = name
     for i, bar in _operations(profile):
-        bar.task = i
         found[keys[i]].append(bar)
     for thread, bar in _calls(profile):
         found["thread", thread].append(bar)
@@ -146,7 +143,7 @@ def _lanes(profile: Profile) -> list[tuple[str, list[Bar]]]:
     out = []
     for key in sorted(found, key=order):
         bars = found[key]
-        (pack if key[0] == "tasks" else nest)(bars)
+        place(bars)
         bars.sort(key=lambda b: (b.row, b.start_ns))
         out.append((names.get(key, f"thread {key[1]}"), bars))
     return out
@@ -223,50 +220,14 @@ def _change(label: str, before: int, after: int) -> list[tuple[str, str]]:
     ]
 
 
-def nest(bars: list[Bar]) -> None:
-    """Sort bars by start and place each below those that still run."""
+def place(bars: list[Bar]) -> None:
+    """Sort bars by start and give each the first row that is free. What is inside of another one
+    stands below it, and one that only overlaps hides nothing."""
     bars.sort(key=lambda b: (b.start_ns, -b.end_ns))
-    # Rows in use, from the top: end and how many rows in a row have it. Ends do not grow downwards.
-    ends: list[tuple[int, int]] = []
-    used = 0
+    free: list[int] = []  # rows: a heap
+    busy: list[tuple[int, int]] = []  # until when, and which row: a heap
     for bar in bars:
-        while ends and ends[-1][0] <= bar.start_ns:
-            used -= ends.pop()[1]
-        # Bars of a thread nest. Those that do not (calls that the log has on one thread number
-        # after it was given to another) go further down and hide nothing: what is above them stays
-        # in use for as long as they are.
-        bar.row = used
-        count = 1
-        while ends and ends[-1][0] <= bar.end_ns:
-            count += ends.pop()[1]
-        ends.append((bar.end_ns, count))
-        used += 1
-
-
-def pack(bars: list[Bar]) -> None:
-    """Place the bars of several tasks: each outermost one with its inside takes the first free
-    slot. Slots have the height of the highest one, without the rows that stay empty."""
-    blocks: list[list[Bar]] = []
-    by_task: defaultdict[int, list[Bar]] = defaultdict(list)
-    for bar in bars:
-        by_task[bar.task].append(bar)
-    for own in by_task.values():
-        nest(own)
-        for bar in own:
-            if not bar.row:  # nothing else of its task is around it
-                blocks.append([])
-            blocks[-1].append(bar)
-    blocks.sort(key=lambda block: block[0].start_ns)
-    height = 1 + max((b.row for b in bars), default=0)
-    free: list[int] = []  # slots: a heap
-    busy: list[tuple[int, int]] = []  # until when, and which slot: a heap
-    for block in blocks:
-        while busy and busy[0][0] <= block[0].start_ns:
+        while busy and busy[0][0] <= bar.start_ns:
             heappush(free, heappop(busy)[1])
-        slot = heappop(free) if free else len(busy)
-        heappush(busy, (max(b.end_ns for b in block), slot))
-        for bar in block:
-            bar.row += slot * height
-    numbers = {row: i for i, row in enumerate(sorted({b.row for b in bars}))}
-    for bar in bars:
-        bar.row = numbers[bar.row]
+        bar.row = heappop(free) if free else len(busy)
+        heappush(busy, (bar.end_ns, bar.row))

@@ -14,8 +14,7 @@ Between the call and the next, ``lists[s.between]`` is live.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ from memprof.profiler.live.attribution import Attribution, Site, View, module_pa
 from memprof.profiler.live.live_set import Hold, LiveItem
 from memprof.profiler.live.programs import PreparedProgram
 from memprof.profiler.live.timeline import Timeline
-from memprof.profiler.model import EventKind, GraphRecord, Origin, PlacedBlock, Placement, Storage
+from memprof.profiler.model import EventKind, Storage
 from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.sections.about import module_name
 
@@ -222,81 +221,3 @@ def _unit(unit: PreparedProgram, device: str | None, items: Items) -> dict[str, 
         "before": before,
         "after": after,
     }
-
-
-def placement_payload(graph: GraphRecord, placement: Placement, sites: Sites) -> dict[str, Any]:
-    """Memory of a graph's replays as JSON values: of each segment the address, its bytes, and those
-    up to the end of the last block; each block with its site."""
-    ends = [(b.address, b.address + b.nbytes) for b in placement.blocks]
-    sizes = f" for sizes {', '.join(map(str, placement.key))}" if placement.key else ""
-    return {
-        "graph": graph.id,
-        "name": f"{graph.label}{sizes}, recording #{placement.node} on {placement.pool}",
-        "key": placement.key,
-        "segments": [
-            (start, n, max((e - start for b, e in ends if start <= b < start + n), default=0))
-            for start, n in placement.segments
-        ],
-        "last": len(placement.lines),
-        "hold": HOLDS[Hold.CALL],
-        "instants": next(
-            (
-                _instants([e.line for e in program.events], placement.lines)
-                for program in graph.programs
-                if program.key == placement.key
-            ),
-            [],
-        ),
-        "blocks": [
-            {
-                "name": _block_name(b),
-                "address": b.address,
-                "nbytes": b.nbytes,
-                "begin": b.begin,
-                "end": b.end,
-                "site": _site(b, placement, sites),
-            }
-            for b in placement.blocks
-        ],
-    }
-
-
-def _instants(program: Sequence[int], recording: Sequence[int]) -> list[int]:
-    """Returns the instant of a recording that goes with each instant of the program.
-
-    A recording has events of its own, which are matched by their lines of generated code: an
-    instant comes after every event of an earlier line, and after as many of its own line as the
-    program has had in a row. Events without a line come before the code (buffers of inputs) and
-    after it (workspaces).
-    """
-    code = max((i + 1 for i, line in enumerate(recording) if line), default=0)
-    entry = next((i for i, line in enumerate(recording) if line), 0)
-    of_line: defaultdict[int, list[int]] = defaultdict(list)
-    for i, line in enumerate(recording[:code]):
-        of_line[line].append(i + 1)
-    earlier: dict[int, int] = {}
-    latest = entry
-    for line in sorted({*program, *of_line}):
-        earlier[line] = latest
-        latest = max([latest, *of_line[line]])
-    instants = [entry]
-    before, in_a_row = 0, 0
-    for line in program:
-        in_a_row = in_a_row + 1 if line == before else 1
-        before = line
-        instants.append(max([earlier[line], *of_line[line][:in_a_row]]))
-    return instants
-
-
-def _block_name(b: PlacedBlock) -> str:
-    name = b.owner or "scratch memory of a kernel"
-    return name if b.node is None else f"{name}, output of recording #{b.node}"
-
-
-def _site(b: PlacedBlock, placement: Placement, sites: Sites) -> int:
-    # What attribution asks of a storage: where it came in, if no code made it.
-    origin = Origin.BUFFER if b.line else Origin.INPUT
-    device = placement.pool.partition(" ")[0]
-    name = b.owner or ""
-    storage = Storage(0, b.nbytes, device, origin, name, b.category, inputs=b.inputs)
-    return sites.of(b.graph, storage, b.owner, b.line)

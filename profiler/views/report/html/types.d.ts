@@ -81,24 +81,6 @@ interface Device {
   /** What differs between devices, by the id of the element that it stands in. */
   elements: Record<string, Tree[]>;
 }
-interface Block {
-  name: string;
-  address: number;
-  nbytes: number;
-  begin: number;
-  end: number;
-  site: number;
-}
-interface Placement {
-  graph: number;
-  name: string;
-  key: number[];
-  segments: [start: number, nbytes: number, used: number][];
-  last: number;
-  instants: number[];
-  hold: string;
-  blocks: Block[];
-}
 interface Graph {
   id: number;
   label: string;
@@ -113,8 +95,6 @@ interface Profile {
   views: string[];
   devices: Device[];
   graphs: Record<number, Graph>;
-  placements: Placement[];
-  no_addresses: Record<string, string>;
   sites: Columns<Site> & Record<string, Distinct<any>>;
   places: Record<string, Columns<{ key: string; known: boolean; below: string[] }>>;
   texts: string[];
@@ -211,7 +191,7 @@ interface State {
   position: number;
   live: Map<number, number>;
   total: number;
-  detail: { title: string; items: number[]; block: Detail | null };
+  detail: { title: string; items: number[] };
   on(event: "device" | "select" | "detail", draw: () => void): void;
   setDevice(model: Model): void;
   /** Chooses a position of a call, the nearest that there is; draws in the next frame. */
@@ -220,7 +200,7 @@ interface State {
   /** The next or previous instant, in this call or the one beside it. */
   move(by: number): void;
   moveCall(by: number): void;
-  showDetail(title: string, items: number[], block?: Detail | null): void;
+  showDetail(title: string, items: number[]): void;
   nameOf(call: number, position: number): string;
 }
 

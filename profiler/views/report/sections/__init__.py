@@ -22,7 +22,6 @@ def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
     failed = any(a.failure is not None for a in profile.accounts)
     if not failed:
         yield grows
-    yield about.totals(s)
     yield from account.of_accounts(profile.accounts, show, s.at_peak)
     for n, pool in enumerate(profile.graph_pools):
         yield replace(account.of_graph_pool(pool, show), spare=4 if n else 0)
@@ -63,6 +62,5 @@ def of_report(s: Summary, show: Show) -> Iterator[Section]:
 
 def of_device(s: Summary, show: Show) -> Iterator[Section]:
     """Yields the sections on one device, which a page replaces when another device is chosen."""
-    yield live.saved(s, show)
     yield live.graphs(s)
     yield about.not_counted(s, show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -15,7 +15,6 @@ from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.views.report.section import (
     EVERY,
-    NOTHING,
     Note,
     Section,
     Show,
@@ -147,40 +146,6 @@ def _out_of_memory(s: Summary) -> Section:
     rest = "more: report --json"
     section = of_rows(title, columns, rows, rest=rest, lines=True, brief=2, tone=Tone.ERROR)
     return replace(section, id="out-of-memory")
-
-
-def totals(s: Summary) -> Section:
-    """Section with the peak in each part of the profile, highest first; empty if there is only one.
-
-    A part sees what another does not: compiled code, all code under ``torch.profiler``, the tensors
-    of a process. None of these figures is wrong, and the largest is what must fit.
-    """
-    rows = sorted((row for row in _peaks(s) if row[0]), key=lambda row: -row[0])
-    if len(rows) < 2 or not (s.dataflow or s.tracker):
-        return NOTHING
-    columns = (col.Bytes("bytes"), col.Text("what"), col.Text("seen by"))
-    table = Table(columns, rows, least=len(rows), brief=4)
-    return Section("totals", "Peaks", tables=(table,), name="peaks side by side", spare=1)
-
-
-def _peaks(s: Summary) -> Iterator[tuple[int, str, str]]:
-    for a in s.profile.accounts:
-        yield a.reserved, f"reserved on {a.device}", "torch's allocator"
-        yield a.most_allocated, f"allocated on {a.device}", "torch's allocator"
-    for p in s.dataflow:
-        after = f"the data flow, {format_ns(p.after_ns)} into the torch.profiler run"
-        yield p.nbytes, f"live on {p.device}, eager code included", after
-    for device, nbytes in s.device_peaks.items():
-        yield nbytes, f"live on {device}, of compiled code", "the backend, replays included"
-    if s.tracker is None:
-        return
-    if s.tracker.resident is not None:
-        yield s.tracker.resident, "resident in the process", "the tracker's snapshots"
-    yield s.tracker.tensors, "live Python tensors, all devices", "the tracker's snapshots"
-    known = {a.device for a in s.profile.accounts} | {"cpu"}
-    for device, highest in s.tracker.devices.items():
-        if highest and device not in known:
-            yield highest, f"allocated on {device}", "the tracker's snapshots"
 
 
 def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> Section:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memprof.profiler.views.compare.diff_model import ProfileDiff, Quantity, SavedChange, SavedKind
+from memprof.profiler.views.compare.diff_model import ProfileDiff, Quantity
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.format import format_bytes
 from memprof.profiler.views.report.section import EVERY, Note, Section, Table, Tone, of_rows
 
 _TITLES = {
@@ -31,15 +30,9 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
     compared = _quantities(zip(titles, diff.quantities, strict=True))
     title = f"Memory on {both}" if both else ""
     yield Section("", title, tables=(compared,) if diff.quantities else ())
-    if diff.operations:
-        rows = [(q.label, q) for q in diff.operations if q.change]
-        rows.sort(key=lambda row: (-abs(row[1].change), row[0]))
-        note = Note(f"{len(diff.operations) - len(rows):,} figures did not change.")
-        yield Section("", "Operations", (note,), (_quantities(rows, 1),) if rows else ())
     if diff.notes:
         notes = tuple(Note(f"not compared: {note}", Tone.WARN) for note in diff.notes)
         yield Section("", "", notes)
-    yield from _saved(diff)
     for name, q in zip(titles, diff.quantities, strict=True):
         for view, changes in q.views.items():
             columns = (
@@ -53,34 +46,7 @@ def of_diff(diff: ProfileDiff) -> Iterator[Section]:
                 yield of_rows(title, columns, cells, rest="smaller changes")
 
 
-def _saved(diff: ProfileDiff) -> Iterator[Section]:
-    after = ["after"]
-    sides = {SavedKind.NEW: after, SavedKind.OPERATOR: after, SavedKind.GONE: ["before"]}
-    for device in dict.fromkeys(c.device for c in diff.saved):
-        for kind in SavedKind:
-            found = [c for c in diff.saved if c.kind is kind and c.device == device]
-            if not found:
-                continue
-            sums = {"before": sum(c.before for c in found), "after": sum(c.after for c in found)}
-            shown = sides.get(kind, ["before", "after"])
-            columns = (
-                *col.alike(col.Bytes, *(shown if len(shown) > 1 else ["bytes"]), adds=True),
-                col.Count("tensors"),
-                col.Text("type"),
-                *col.alike(col.Code, "operator", "module", "line"),
-            )
-            where = "" if device == diff.devices[1] else f", {device}"
-            types = " → ".join(format_bytes(sums[s]) for s in shown)
-            title = f"{kind.value[:1].upper()}{kind.value[1:]}, for the backward{where}: {types}"
-            yield of_rows(title, columns, [_row(c, shown) for c in found])
-
-
-def _row(c: SavedChange, shown: list[str]) -> col.Row:
-    sizes = {"before": c.before, "after": c.after}
-    return (*(sizes[s] for s in shown), c.count, c.types, c.op, c.module, c.line)
-
-
-def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Table:
+def _quantities(rows: Iterable[tuple[str, Quantity]]) -> Table:
     columns = (
         col.Text(""),
         *col.alike(col.Bytes, "before", "after"),
@@ -88,7 +54,7 @@ def _quantities(rows: Iterable[tuple[str, Quantity]], least: int = EVERY) -> Tab
         col.Figure(""),
     )
     cells = [(name, q.before, q.after, q.change, _growth(q)) for name, q in rows]
-    return Table(columns, cells, least=least, rest="smaller changes")
+    return Table(columns, cells, least=EVERY)
 
 
 def _title(q: Quantity) -> str:

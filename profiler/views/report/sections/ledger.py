@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memprof.profiler.live.trees import REST, RecordedNode, pool_growth, pool_rest, short_reason
-from memprof.profiler.model import GraphRecord, LedgerEntry, LedgerKind, Profile
+from memprof.profiler.model import GraphRecord, LedgerEntry, Profile
 from memprof.profiler.views.report import columns as col
 from memprof.profiler.views.report.section import EVERY, Note, Section, Show, Table, Tone, of_rows
 from memprof.profiler.views.report.summary import Summary
@@ -185,15 +185,3 @@ def _why_none(s: Summary) -> str:
         why = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU."
     reasons = "; ".join(f"{r.reason} ({r.count:,} x)" for r in s.ledger.not_graphed[:_NAMED])
     return f"{why} Reasons: {reasons}." if reasons else why
-
-
-def why_no_addresses(profile: Profile) -> dict[str, str]:
-    """Reasons in the ledger why graphs have no fixed addresses, by graph label; "" for any."""
-    labels = {g.id: g.label for g in profile.graphs}
-    found: dict[str, dict[str, None]] = {"": {}}
-    for e in profile.ledger:
-        if e.kind in (LedgerKind.NOT_GRAPHED, LedgerKind.SKIP, LedgerKind.TREE_FAILURE):
-            label = labels[e.graph] if e.graph is not None else e.tree.function if e.tree else ""
-            for key in ("", label):
-                found.setdefault(key, {})[e.reason] = None
-    return {key: "; ".join([*reasons][:_NAMED]) for key, reasons in found.items() if reasons}

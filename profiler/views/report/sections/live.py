@@ -20,8 +20,7 @@ from memprof.profiler.views.report.section import (
 )
 from memprof.profiler.views.report.summary import Summary
 
-from .about import MEANING, VIEWS, module_name
-from .ledger import why_no_addresses
+from .about import MEANING, VIEWS
 
 _DESCRIBED = 10
 """Graphs whose inputs and outputs are listed."""
@@ -98,20 +97,6 @@ def of_instant(profile: Profile) -> Iterator[Section]:
         return
     yield Section("over-time", "Memory over time", view="timeline")
     yield Section("live-set", "Live set", view="live")
-    if any(g.placements for g in profile.graphs):
-        text = (
-            "Bottom to top: addresses, each segment on its own scale. Left to right: the instants "
-            "of one replay. Each box is a block from its allocation to its release; what is empty "
-            "is free. The line is the chosen instant. Parameters lie elsewhere, and workspaces "
-            "that libraries took while a graph was recorded are in it, so its sum is not that of "
-            "the live set."
-        )
-        yield Section("addresses", "Address map", (Note(text),), view="addresses")
-        return
-    why = why_no_addresses(profile).get("", "")
-    text = "No graph of this profile runs at fixed addresses: none was recorded as a CUDA graph."
-    text += f" The ledger says: {why}." if why else ""
-    yield Section("addresses", "Address map", (Note(text),))
 
 
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
@@ -122,11 +107,8 @@ def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
     storage = (col.Count("copies"), col.Code("storage"), *col.below(col.CATEGORY))
     names = col.alike(col.Code, "graph", "FX node", "name", below=True)
-    address = (col.Address("address"), col.BYTES, col.Code("what"), *col.below(col.CATEGORY))
-    where = col.alike(col.Code, "module", "made by", "source line", below=True)
     return {view.value: Table(_live_columns(view)) for view in View} | {
         "storage": Table((col.BYTES, col.share(0), *storage, *names)),
-        "addresses": Table((*address, *where), empty="Nothing is there at this instant."),
     }
 
 
@@ -208,38 +190,6 @@ def _modules(b: Breakdown, root: ModuleNode) -> Table:
         ("", b.total, b.total, "total"),
     )
     return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
-
-
-def saved(s: Summary, show: Show) -> Section:
-    total, cost = sum(a.nbytes for a in s.saved), round(sum(a.cost for a in s.saved))
-    calls = "Compiled calls from the forward to its backward, median; 1 is the very next"
-    columns = (
-        col.BYTES,
-        col.Count("calls", help=calls),
-        col.Share("cost", help="Bytes x calls, as a share of all", whole=cost, only="page"),
-        col.Code("FX node"),
-        *col.below(col.Code("graph"), col.MODULE, col.LINE),
-    )
-    rows = [
-        (
-            a.nbytes,
-            a.lifetime_calls,
-            round(a.cost),
-            a.node or f"({a.op or 'unknown'})",
-            a.graph,
-            module_name(a.module),
-            a.frame,
-        )
-        for a in s.saved
-    ]
-    foot = ((total, "", "", "total", "", "", ""),) if rows else ()
-    text = f"{show(total)} are left for the backwards by one call of each forward. Large memory "
-    text += "held long is what recomputing or offloading it saves most on."
-    notes = (Note(text, only="page"),) if rows else ()
-    none = "No forward with a backward was observed, so nothing is saved from one to the other."
-    tables = (Table(columns, rows, foot, rest="smaller", empty=none),)
-    title = "Saved activations, by bytes x calls until the backward"
-    return Section("saved", title, notes, tables, detail=True, name="saved activations")
 
 
 def graphs(s: Summary) -> Section:

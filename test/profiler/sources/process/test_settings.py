@@ -246,62 +246,6 @@ def test_show(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert configured().settings.interval == 1.0
 
 
-def test_update_makes_and_changes_a_file(empty_folder: Path) -> None:
-    path = empty_folder / "memprof.toml"
-    assert invoke("config", "update", "interval=2", "output-dir=a b").exit_code == 0
-    assert path.read_text() == '[memprof]\ninterval = 2.0\noutput_dir = "a b"\n'
-    assert invoke("config", "update", "interval=3", "largest=1").exit_code == 0
-    assert path.read_text() == '[memprof]\ninterval = 3.0\noutput_dir = "a b"\nlargest = 1\n'
-    assert invoke("config", "update", "output_dir=").exit_code == 0
-    assert path.read_text() == "[memprof]\ninterval = 3.0\nlargest = 1\n"
-
-
-def test_update_says_which_file_cannot_be_read(empty_folder: Path) -> None:
-    # GIVEN the file in force, which nobody named, in Latin-1
-    (empty_folder / "memprof.toml").write_bytes("# h\xf6chstens".encode("latin-1"))
-    result = invoke("config", "update", "interval=2")
-    assert result.exit_code == 2
-    assert "memprof.toml: not TOML" in result.output
-
-
-def test_update_leaves_everything_else_as_it_was(empty_folder: Path) -> None:
-    path = empty_folder / "pyproject.toml"
-    path.write_text(
-        "# head\n[project]\nname = 'x'  # interval = 9\n\n"
-        "[tool.memprof]  # ours\ninterval = 1 # often\n\n[tool.other]\ninterval = 7\n"
-    )
-    assert invoke("config", "update", "interval=2", "largest=4").exit_code == 0
-    assert path.read_text() == (
-        "# head\n[project]\nname = 'x'  # interval = 9\n\n"
-        "[tool.memprof]  # ours\ninterval = 2.0 # often\nlargest = 4\n\n"
-        "[tool.other]\ninterval = 7\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "before", "says"),
-    [
-        (["interval=fast"], None, "Expected `float`"),
-        (["interval"], None, "is not NAME=VALUE"),
-        (["speed=1"], None, "there is no setting 'speed'"),
-        (["speed="], None, "there is no setting 'speed'"),
-        (["largest=1"], "[memprof\n", "not TOML"),
-        (["largest=1"], "memprof = {interval = 3}\n", "edit it by hand"),
-        (["largest=1"], "memprof.interval = 3\n", "edit it by hand"),
-    ],
-)
-def test_update_refuses(
-    empty_folder: Path, arguments: list[str], before: str | None, says: str
-) -> None:
-    path = empty_folder / "memprof.toml"
-    if before is not None:
-        path.write_text(before)
-    result = invoke("config", "update", *arguments)
-    assert result.exit_code == 2
-    assert says in result.output
-    assert (path.read_text() if path.exists() else None) == before
-
-
 def test_run_says_what_is_wrong_before_it_runs(empty_folder: Path) -> None:
     assert "Missing a script" in invoke("run").output
     result = invoke("run", "--interval", "0", "x.py")

@@ -63,9 +63,6 @@ function mark({ ctx, bbox, valToPos }, x, text = "") {
 
 /** @type {(box: HTMLElement, options: ChartOptions) => Chart} */
 function chartIn(box, { label, height, start = 0, end, least = 1, data, series, axes, padding, draw, hover, click }) {
-  const slider = /** @type {HTMLInputElement} */ (
-    el("input", { type: "range", step: "any", disabled: "", "aria-label": `Window of ${label}` })
-  );
   /** @type {Chart} */
   const chart = {
     from: start,
@@ -74,7 +71,6 @@ function chartIn(box, { label, height, start = 0, end, least = 1, data, series, 
       const span = Math.min(end - start, Math.max(least, to - from));
       chart.from = Math.max(start, Math.min(end - span, from));
       chart.to = chart.from + span;
-      Object.assign(slider, { min: start, max: end - span, value: chart.from, disabled: span === end - start });
       plot.batch(() => {
         plot.setData(/** @type {any} */ (data(chart.from, chart.to, plot.width - 84)), false);
         plot.setScale("x", { min: chart.from, max: chart.to });
@@ -135,17 +131,12 @@ function chartIn(box, { label, height, start = 0, end, least = 1, data, series, 
     if (along) chart.pan((event.deltaX || event.deltaY) / over.clientWidth);
     else chart.zoom(Math.exp(-event.deltaY * 0.002), at(event));
   });
-  slider.addEventListener("input", () => {
-    const from = slider.valueAsNumber;
-    chart.set(from, from + chart.to - chart.from);
-  });
   new ResizeObserver(() => {
     if (!box.clientWidth || box.clientWidth === plot.width) return;
     plot.setSize({ width: box.clientWidth, height });
     chart.set(chart.from, chart.to);
   }).observe(box);
   addEventListener("theme", () => plot.redraw());
-  if (click) box.append(slider);
   return Object.assign(chart, { plot });
 }
 

@@ -21,7 +21,6 @@ function gantt(state, root) {
     in: () => chart.zoom(2),
     whole: () => chart.whole(),
     calls: () => allCalls && chart.set(...allCalls),
-    show: () => selected !== null && reveal(selected),
     live: () => {
       const k = call[selected ?? -1] ?? 0;
       state.select(k, state.model.levels(k).highest);
@@ -33,14 +32,12 @@ function gantt(state, root) {
   byId("gantt-space").style.height = `${total - height}px`;
   /** @type {number | null} */
   let selected = null;
-  let wanted = "";
 
   const nameOf = (/** @type {number} */ i) => names.of[names.at[i]];
   const kindOf = (/** @type {number} */ i) => kinds.of[kinds.at[i]];
   const endOf = (/** @type {number} */ i) => start[i] + duration[i];
   const firsts = rows.map((row) => row.first);
   const rowOf = (/** @type {number} */ i) => rows[above(firsts, i) - 1];
-  const isFound = (/** @type {number} */ i) => !wanted || nameOf(i).toLowerCase().includes(wanted);
   const inOrder = [...start.keys()].sort((a, b) => start[a] - start[b]);
 
   const chart = chartIn(scroll, {
@@ -93,9 +90,9 @@ function gantt(state, root) {
     c.restore();
   }
 
-  /** At most one bar a pixel: the first, but before others one that is looked for, or failed. @type {(c: CanvasRenderingContext2D, row: GanttPayload["rows"][0], fills: string[], inks: string[]) => void} */
+  /** At most one bar a pixel: the first, but before others one that failed. @type {(c: CanvasRenderingContext2D, row: GanttPayload["rows"][0], fills: string[], inks: string[]) => void} */
   function drawRow(c, { top, first, end: last }, fills, inks) {
-    const matters = (/** @type {number} */ i) => (wanted ? isFound(i) : kindOf(i) === "failed operation");
+    const matters = (/** @type {number} */ i) => kindOf(i) === "failed operation";
     c.font = "11px system-ui";
     let next = Math.max(first, above(start, chart.from, first, last) - 1);
     while (next < last && start[next] <= chart.to) {
@@ -105,7 +102,6 @@ function gantt(state, root) {
       for (; right - left === 1 && next < last && chart.x(start[next]) < right - 0.5; next++) {
         if (matters(next) && !matters(i)) i = next;
       }
-      c.globalAlpha = isFound(i) ? 1 : 0.18;
       c.fillStyle = fills[colors.at[i]];
       c.fillRect(left, top + 1, Math.max(1, right - left - 1), BAR);
       // Letters are some 6 pixels wide.
@@ -116,7 +112,6 @@ function gantt(state, root) {
       const text = name.length > letters ? `${name.slice(0, letters - 1)}…` : name;
       c.fillText(text, Math.max(0, left) + 4, top + 1 + BAR / 2);
     }
-    c.globalAlpha = 1;
   }
 
   /** The bar at a place, or the nearest of its row within two pixels; else null. */
@@ -133,18 +128,6 @@ function gantt(state, root) {
   /** @type {(i: number) => Fact[]} */
   function known(i) {
     const k = call[i];
-    /** @type {(model: Model) => Fact[]} */
-    const live = ({ device, levels }) => {
-      const { total, highest } = levels(k ?? 0);
-      const where = state.models.length > 1 ? ` on ${device.device}` : "";
-      const found = {
-        "Live at entry": total[0],
-        "Peak inside": total[highest],
-        "Left behind": total[total.length - 1],
-      };
-      if (!Math.max(...Object.values(found))) return [];
-      return Object.entries(found).map(([label, n]) => [label + where, bytes(n)]);
-    };
     return /** @type {Fact[]} */ ([
       ["Kind", kindOf(i)],
       ["Begins at", tick(start[i], 2e4)],
@@ -152,7 +135,6 @@ function gantt(state, root) {
       ...bars.facts[i],
       ["Call", k !== null && `${grouped(k + 1)} of ${grouped(modes.length)}`],
       ["Ran as", k !== null && modes[k]],
-      ...(k === null ? [] : state.models.flatMap(live)),
     ]);
   }
 
@@ -169,34 +151,24 @@ function gantt(state, root) {
     chart.redraw();
   }
 
-  /** Brings a bar into the window, and zooms to it if `room` is given, as a part of its length. */
-  function reveal(/** @type {number} */ i, room = 0) {
+  /** Brings a bar into the window. */
+  function reveal(/** @type {number} */ i) {
     const { top } = rowOf(i);
     scroll.scrollTop = Math.max(top + ROW + TOP - height, Math.min(top - HEAD, scroll.scrollTop));
-    const span = room ? duration[i] * (1 + 2 * room) : chart.to - chart.from;
-    const isSeen = start[i] >= chart.from && endOf(i) <= chart.to;
-    if (room || !isSeen) chart.set(start[i] + duration[i] / 2 - span / 2, start[i] + duration[i] / 2 + span / 2);
-    box.focus({ preventScroll: true });
+    const [middle, half] = [start[i] + duration[i] / 2, (chart.to - chart.from) / 2];
+    if (start[i] < chart.from || endOf(i) > chart.to) chart.set(middle - half, middle + half);
   }
 
-  /** Chooses the next bar in order of start, of those that are found; with -1 the one before. */
+  /** Chooses the next bar in order of start; with -1 the one before. */
   function step(/** @type {number} */ by) {
     let at =
       selected === null ? inOrder.findIndex((i) => start[i] >= chart.from) - Number(by > 0) : inOrder.indexOf(selected);
-    do at += by;
-    while (inOrder[at] !== undefined && !isFound(inOrder[at]));
+    at += by;
     if (inOrder[at] === undefined) return;
     choose(inOrder[at]);
     reveal(inOrder[at]);
   }
 
-  const find = /** @type {HTMLInputElement} */ (byId("gantt-find"));
-  find.addEventListener("input", () => {
-    wanted = find.value.trim().toLowerCase();
-    byId("gantt-found").textContent = wanted && `${grouped(inOrder.filter(isFound).length)} found`;
-    chart.redraw();
-  });
-  find.addEventListener("keydown", (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1));
   box.addEventListener("keydown", (event) =>
     onKey(event, {
       ArrowLeft: () => chart.pan(-0.1),
@@ -206,8 +178,6 @@ function gantt(state, root) {
       0: () => chart.whole(),
       n: () => step(1),
       p: () => step(-1),
-      Enter: () => selected !== null && reveal(selected, 0.1),
-      Escape: () => choose(null),
     }),
   );
   scroll.addEventListener("scroll", chart.redraw);

@@ -60,11 +60,10 @@ function liveSet(state, root) {
   state.on("detail", drawDetail);
 }
 
-/** One part of the live set, or a block: what it is, where it comes from, why it is live. @type {(state: State) => Child} */
-function detail({ detail: { title, items, block }, model, live, total }) {
+/** One part of the live set: what it is, where it comes from, why it is live. @type {(state: State) => Child} */
+function detail({ detail: { title, items }, model, live, total }) {
   const none = "Choose a part of the treemap or a row of the table to see where it comes from.";
   const there = items.map((i) => ({ ...model.describe(i), copies: live.get(i) ?? 0 }));
-  if (block) there.push({ ...block, copies: 1 });
   const size = (/** @type {typeof there} */ of) => sum(of.map((d) => d.nbytes * d.copies));
   const copies = sum(there.map((d) => d.copies));
   if (!copies) return el("p.empty", {}, none);

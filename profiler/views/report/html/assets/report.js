@@ -24,7 +24,7 @@ function stateOf(profile) {
     position: 0,
     live: new Map(),
     total: 0,
-    detail: { title: "", items: [], block: null },
+    detail: { title: "", items: [] },
     on: (event, draw) => drawings.push({ event, draw }),
     setDevice(model) {
       state.model = model;
@@ -53,8 +53,8 @@ function stateOf(profile) {
       else state.select(state.call, next);
     },
     moveCall: (by) => state.select(state.call + by, 0),
-    showDetail(title, items, block = null) {
-      state.detail = { title, items, block };
+    showDetail(title, items) {
+      state.detail = { title, items };
       changed("detail");
     },
     nameOf(call, position) {
@@ -101,7 +101,7 @@ function drawReport({ ranks, profiles, opens_at: opensAt }) {
   // For a console, and for tests.
   window.memprof = { report: state, modelOf, axisOf, columnsOf, leavesOf, STACK, bytes, ns, share, color };
   /** @type {Record<string, Draw>} */
-  const draws = { timeline, live: liveSet, addresses, gantt };
+  const draws = { timeline, live: liveSet, gantt };
   views.draw = (name, root) =>
     draws[name] ? draws[name](state, root) : curve(state.profile.curves[name.replace("curve ", "")], root);
   fill(byId("main"), ranks && build(ranks.elements), state.profile.elements.map(build));

@@ -122,3 +122,38 @@ def test_what_updates_leaves_returns_state_that_lasts(leaf: bool) -> None:
     else:
         with pytest.raises(RuntimeError, match="has been overwritten"):
             held + 1
+
+
+def test_a_partition_with_sizes_is_described() -> None:
+    """GIVEN a graph with a size that varies, which Inductor hands its partition as well WHEN it
+    runs THEN the trees decide by its description, and the size has the role of one."""
+    torch._dynamo.reset()
+    weight = full(2.0).requires_grad_()
+    compiled = torch.compile(
+        lambda x: (x * weight).sum(0), backend="memprof", dynamic=True, options={"observe_runs": 0}
+    )
+    for n in (3, 5):
+        for _ in range(3):
+            next_step()
+            compiled(torch.ones(n, 4, device="cuda"))
+    assert {f.mode.name for f in manager().owner.functions} == {"FORWARD"}
+    for function in manager().owner.functions:
+        roles = {v.role for v in function.description.inputs}
+        assert roles == {Role.USER_INPUT, Role.SIZE}
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("more", [[7], [7, 8], [full]])
+def test_what_comes_after_the_described_inputs_is_a_size_or_no_description(
+    more: list[object],
+) -> None:
+    """GIVEN a description of one input, which is written to WHEN the code takes numbers after it
+    THEN they are sizes; WHEN it takes a tensor THEN it is of another function."""
+    extra = [full(1) if m is full else m for m in more]
+    given = [full(0), *extra]
+    description = GraphDescription((replace(X, mutated=True),), (OUT,))
+    f = graphed(lambda x, *_: [x + 1], given, description=description)
+    for _ in range(3):
+        next_step()
+        f(list(given))
+    assert bool(reasons(LedgerKind.SKIP)) == (more != [full])

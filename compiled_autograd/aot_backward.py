@@ -90,7 +90,8 @@ class AotInliner:
         gradients = tracer.lift(list(grads))
         forward = described(function)
         if forward is not None and not _needs_torch(function, forward.metadata):
-            why = _disagreement(forward, module, symints, objects, saved, gradients, len(state))
+            others = len(symints) + len(objects) + len(state)
+            why = _disagreement(forward, module, len(saved), len(gradients), others)
             if not why:
                 _mark_saved(saved, function._aot_id, forward)
                 tangents = self._tangents(function, forward.metadata, gradients)
@@ -193,35 +194,27 @@ def described(function: Any) -> GraphDescription | None:
 
 
 def _disagreement(
-    forward: GraphDescription,
-    module: GraphModule,
-    symints: Sequence[Any],
-    objects: Sequence[Any],
-    saved: Sequence[Any],
-    gradients: Sequence[Any],
-    states: int,
+    forward: GraphDescription, module: GraphModule, saved: int, gradients: int, others: int
 ) -> str:
     """What a description says of a backward otherwise than it is, or why it says nothing; "" if it
     is right.
 
     Args:
         module: the backward's graph.
-        symints, objects, saved, gradients: the sizes, opaque objects and tensors that the node
-            has saved, and the gradients that it gets.
-        states: how many backward states it has.
+        saved: how many tensors the node has saved.
+        gradients: how many gradients it gets, None among them.
+        others: how many sizes, opaque objects and backward states it has.
     """
     metadata = forward.metadata
     if metadata.unknown:
         return f"not known to this memprof: {', '.join(metadata.unknown)}"
     (output,) = module.graph.find_nodes(op="output")
-    handed = len(symints) + len(objects) + len(saved) + len(metadata.tangents) + states
+    taken = len(metadata.tangents)
     counts = {
-        "saved sizes": (metadata.num_symints_saved_for_bw, len(symints)),
-        "saved objects": (metadata.num_opaque_objects_saved_for_bw, len(objects)),
-        "saved tensors": (len(forward.saved_tensors), len(saved)),
-        "values with a gradient": (metadata.num_forward_returns, len(gradients)),
-        "layouts of gradients": (len(metadata.subclass_tangent_meta), len(metadata.tangents)),
-        "inputs": (handed, len(module.graph.find_nodes(op="placeholder"))),
+        "saved tensors": (len(forward.saved_tensors), saved),
+        "values with a gradient": (metadata.num_forward_returns, gradients),
+        "layouts of gradients": (len(metadata.subclass_tangent_meta), taken),
+        "inputs": (saved + taken + others, len(module.graph.find_nodes(op="placeholder"))),
         "gradients that it returns": (len(metadata.input_info), len(output.args[0])),
     }
     differ = (f"{n} {what} and not {m}" for what, (n, m) in counts.items() if n != m)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -116,7 +117,7 @@ def test_names_of_parameters_in_a_captured_graph() -> None:
     with captures() as found:
         loss_of(compiled(model)(leaf(5, 3))).backward()
     (capture,) = found
-    assert "aot0_2_weight = inputs[" in capture.text or "2_weight = inputs[" in capture.text
+    assert re.search(r"aot\d+_2_weight = inputs\[", capture.text)
     for name, _ in model.named_parameters():
         assert f": gradient of {name}\n" in capture.text
 
@@ -177,7 +178,7 @@ def test_what_is_saved_is_found_by_slice() -> None:
 
     x, w, capture, fallbacks = backward_of(change)
     assert asks_torch(capture)
-    why = "is not as its forward is described: 1 saved sizes and not 0"
+    why = "is not as its forward is described: 1 saved tensors and not 2"
     assert [reason.endswith(why) for reason in fallbacks] == [True]
     torch.testing.assert_close([x.grad, w.grad], [x.cos() * w, x.sin()])
 

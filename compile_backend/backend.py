@@ -120,9 +120,8 @@ def _compile(
         lines=lines,
     )
     with contextlib.ExitStack() as stack:
-        if own.straight_calls:
-            straight = straight_calls(RUNTIME.ledger, example_inputs, inner.forward_metadata)
-            stack.enter_context(straight)
+        describe, wanted = inner.forward_description, own.straight_calls
+        stack.enter_context(straight_calls(RUNTIME.ledger, example_inputs, describe, wanted=wanted))
         if warm:
             stack.enter_context(serving_hits(inner))
         compiled = _torch_compat.run_compile_fx(

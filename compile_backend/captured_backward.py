@@ -110,6 +110,8 @@ def _captured(capture: compiled_autograd.CapturedBackward) -> None:
         f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
         f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
     )
+    for sentence in capture.disagreements:
+        RUNTIME.ledger.add(LedgerKind.FALLBACK, None, sentence)
 
 
 def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:

@@ -7,8 +7,8 @@ differentiated. What goes in and out is known in three places:
 
 * the engine: which input is a leaf, its gradient until now, saved, or what the backward
   is started with (``lifted_inputs``);
-* the forward's record: which of its outputs a saved tensor is. AOTAutograd numbers the tensors
-  that a forward saves, and both sides know its number of the graph;
+* the forward's description: which of its outputs a saved tensor is. The tracer decides by it, and
+  both sides know AOTAutograd's number of the graph;
 * the call of the forward, which had the parameters under their names (``note_names``).
 
 Outputs are the accumulations, whose first argument is the leaf. So a captured backward, and its
@@ -28,18 +28,18 @@ from memprof.compiled_autograd.nodes import (
     GRADIENT_GROUP,
     INPUT_GROUP,
     NAMES,
+    SAVED_AS,
     TENSOR_NAME,
     accumulated,
     accumulated_leaf,
     is_accumulate_grad,
-    is_aot_prologue,
     is_engine_frame,
     is_getitem,
     origin_of,
     placeholders,
     takes_gradient,
 )
-from memprof.profiler.model import NodeProvenance, Role
+from memprof.profiler.model import NO_VALUE, GraphValue, NodeProvenance, Role
 
 from .session.runtime import FORWARDS
 from .stages.describe._torch_compat import dynamo_source, source_text
@@ -79,14 +79,14 @@ class LiftedInput(NamedTuple):
         name: of the leaf that it is, as in ``NAMES``, or that ``leaf`` is; None if unknown.
         leaf: of a gradient, the index of its leaf in ``inputs``; of what is saved, that of
             the leaf whose memory it shares; None otherwise.
-        aot_saved: ``(AOTAutograd's id of the graph, position among the tensors that its
-            forward saved)`` if an AOTAutograd backward takes it.
+        saved_as: ``(AOTAutograd's id of the graph, output of its forward)`` if the backward of a
+            compiled function takes it.
     """
 
     role: Role
     name: str | None = None
     leaf: int | None = None
-    aot_saved: tuple[int, int] | None = None
+    saved_as: tuple[int, GraphValue] | None = None
 
 
 def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
@@ -98,7 +98,6 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
     of_group = {n.meta[INPUT_GROUP]: n for n in items if INPUT_GROUP in n.meta}
     leaves: set[Node] = set()
     gradients: dict[Node, Node] = {}
-    saved: dict[Node, tuple[int, int]] = {}
     for node in graph.nodes:
         if is_accumulate_grad(node):
             variable, current, _ = accumulated(node)
@@ -108,12 +107,6 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
                     current = of_group.get(variable.meta.get(GRADIENT_GROUP))
                 if current is not None:
                     gradients[current] = variable
-        elif is_aot_prologue(node) and (origin := origin_of(node)) is not None:
-            tensors = node.args[0]
-            assert isinstance(tensors, (list, tuple))
-            for position, tensor in enumerate(tensors):
-                if isinstance(tensor, Node) and origin.aot_id is not None:
-                    saved.setdefault(tensor, (origin.aot_id, position))
     # A weight is saved as a view of itself more often than not.
     leaf_of_storage = {n.meta[INPUT_GROUP]: n for n in leaves if INPUT_GROUP in n.meta}
     found: dict[int, LiftedInput] = {}
@@ -130,7 +123,7 @@ def lifted_inputs(graph: Graph) -> dict[int, LiftedInput]:
             role, leaf = Role.SAVED_FOR_BACKWARD, leaf_of_storage.get(node.meta.get(INPUT_GROUP))
         name = (node if leaf is None else leaf).meta.get(TENSOR_NAME)
         found[index] = LiftedInput(
-            role, name, None if leaf is None else items[leaf], saved.get(node)
+            role, name, None if leaf is None else items[leaf], node.meta.get(SAVED_AS)
         )
     return found
 
@@ -228,14 +221,10 @@ def _described(given: DynamoInput, lifted: LiftedInput, parameters: set[str]) ->
 def _in_forward(lifted: LiftedInput) -> tuple[tuple[int, int] | None, RoleInfo | None]:
     """Ids of the forward's record and of its output that a saved tensor is; role of the forward's
     input, if that output is one."""
-    aot_id, position = lifted.aot_saved or (-1, 0)
+    aot_id, output = lifted.saved_as or (-1, NO_VALUE)
     forward = FORWARDS.get(aot_id)
     if forward is None:
         return None, None
-    saved = [v for v in forward.record.outputs if v.role is Role.SAVED_FOR_BACKWARD]
-    if position >= len(saved):
-        return None, None
-    output = saved[position]
     link = (forward.record.id, output.index)
     if output.alias_of_input is None:
         return link, None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -25,7 +25,6 @@ from memprof.profiler.model import (
     GraphRecord,
     LedgerKind,
     NodeProvenance,
-    ViewAndMutationMeta,
 )
 
 from . import _torch_compat
@@ -316,18 +315,26 @@ class InnerCompile:
         except Exception as error:
             RUNTIME.ledger.fallback(graph.record.id, f"storing {what}", error)
 
-    def forward_metadata(self, torchs: Any) -> ViewAndMutationMeta | None:
-        """AOTAutograd's metadata of the forward that was compiled last; None if there is none, it
-        is unknown, or not what torch has now.
+    def forward_description(self, torchs: Any) -> GraphDescription | None:
+        """The description of the forward that was compiled last; None if there is none, it is
+        unknown, or torch has changed what it says of it.
 
         Args:
             torchs: torch's metadata of the forward, as torch's own wrapper gets it.
         """
         forward = self._forward_graph
-        found = forward.record.description if forward is not None else None
-        if found is None or found.unreadable or view_and_mutation_meta(torchs) != found.metadata:
+        if forward is None or forward.record.description.unreadable:
             return None
-        return found.metadata
+        found = forward.record.description
+        now = view_and_mutation_meta(torchs)
+        if now == found.metadata:
+            return found
+        differ = [
+            f.name for f in fields(now) if getattr(now, f.name) != getattr(found.metadata, f.name)
+        ]
+        why = f"AOTAutograd's word on it has changed: {', '.join(differ)}"
+        RUNTIME.ledger.add(LedgerKind.FALLBACK, forward.record.id, why)
+        return None
 
     def _run_without_graph(self, box: Any, reason: str, graph: int | None = None) -> None:
         """Keep a graph from being captured, and its backward, which would take what has another

@@ -32,14 +32,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memprof.profiler.model import OutputType, ViewAndMutationMeta
+from memprof.profiler.model import GraphDescription, OutputType, ViewAndMutationMeta
 
 from . import _torch_compat as compat
 from .session.ledger import Ledger
 from .stages.describe._torch_compat import is_backward_state
 
-Describe = Callable[[Any], "ViewAndMutationMeta | None"]
-"""Takes torch's metadata of a forward and gives our own of the same; None if there is none."""
+Describe = Callable[[Any], "GraphDescription | None"]
+"""Takes torch's metadata of a forward and gives the description of the same; None if there is
+none."""
 
 Call = Callable[[list[Any]], Any]
 """A wrapper: takes a list of inputs, which it may empty, and returns a list of outputs."""
@@ -50,29 +51,32 @@ class NotStraight(Exception):
 
 
 _compiling = threading.local()
-"""``ledger``, ``describe``: this thread compiles a graph that gets straight calls; as of
-``straight_calls``. Not set: it does not."""
+"""``ledger``, ``describe``, ``wanted``: this thread compiles a graph whose autograd.Function gets
+its description; as of ``straight_calls``. Not set: it does not."""
 _INSTALL = threading.Lock()
 
 
 @contextlib.contextmanager
 def straight_calls(
-    ledger: Ledger, example_inputs: Sequence[Any], describe: Describe
+    ledger: Ledger, example_inputs: Sequence[Any], describe: Describe, *, wanted: bool = True
 ) -> Iterator[None]:
-    """The graph that this thread compiles inside gets straight calls, if it can have them.
+    """The autograd.Function of the graph that this thread compiles inside carries its description,
+    for the tracer of whole backwards, and its calls are straight ones, if they can be.
 
     Args:
         ledger: gets what memprof failed at; torch's wrapper is kept then.
         describe: of that graph, when it has been compiled.
         example_inputs: Dynamo's, of the graph. With hooks for compiled autograd among them, which
             its forward hands on, torch's wrapper is kept.
+        wanted: not so keeps torch's wrapper, too.
     """
-    if not compat.has_known_wrapper() or any(map(is_backward_state, example_inputs)):
+    if not compat.has_known_wrapper():
         yield
         return
     _install()
     outer = vars(_compiling).copy()
-    vars(_compiling).update(ledger=ledger, describe=describe)
+    wanted = wanted and not any(map(is_backward_state, example_inputs))
+    vars(_compiling).update(ledger=ledger, describe=describe, wanted=wanted)
     try:
         yield
     finally:
@@ -98,11 +102,15 @@ def _install() -> None:
             ledger = getattr(_compiling, "ledger", None)
             if ledger is None:
                 return torchs(compiled_fn)
-            keep = bool(aot_config.keep_inference_input_mutations)
             try:
-                call = _straight(
-                    self, compiled_fn, _compiling.describe(runtime_metadata), keep, torchs
-                )
+                description = _compiling.describe(runtime_metadata)
+                function = getattr(compiled_fn, "__self__", None)
+                if isinstance(function, type):
+                    function.memprof_description = description  # type: ignore[attr-defined]
+                if not _compiling.wanted:
+                    raise NotStraight("is to keep torch's wrapper")
+                keep = bool(aot_config.keep_inference_input_mutations)
+                call = _straight(self, compiled_fn, description, keep, torchs)
             except NotStraight:
                 return torchs(compiled_fn)
             except Exception as error:
@@ -118,7 +126,7 @@ def _install() -> None:
 def _straight(
     wrapper: Any,
     compiled: Any,
-    metadata: ViewAndMutationMeta | None,
+    description: GraphDescription | None,
     keep: bool,
     torchs: Callable[[Any], Call],
 ) -> Call:
@@ -127,7 +135,7 @@ def _straight(
     Args:
         wrapper: torch's ``RuntimeWrapper``.
         compiled: what it is to wrap.
-        metadata: of the graph.
+        description: of the graph.
         keep: whether the graph writes its mutations itself.
         torchs: makes torch's wrapper.
 
@@ -149,8 +157,9 @@ def _straight(
         raise NotStraight("has hooks for what it saves")
     if compat.uses_objects():
         raise NotStraight("uses objects that its backward must find again")
-    if metadata is None:
+    if description is None:
         raise NotStraight("has no description")
+    metadata = description.metadata
     _check(metadata)
     written = metadata.mutated_graph_handled_indices_seen_by_autograd if keep else ()
     ours = _derived(function, metadata, bool(wrapper.disable_amp))
@@ -165,7 +174,6 @@ def _check(metadata: ViewAndMutationMeta) -> None:
         metadata.num_tensors_saved_with_no_vc_check,
     )
     formats = metadata.subclass_tangent_meta
-    flows = sum(o.takes_gradient for o in metadata.output_info)
     reasons: dict[str, Any] = {
         f"has metadata that could not be read: {', '.join(metadata.unknown)}": metadata.unknown,
         "returns views": any(o.output_type.is_alias for o in metadata.output_info),
@@ -181,7 +189,8 @@ def _check(metadata: ViewAndMutationMeta) -> None:
         ),
         "is not partitioned": sizes is None or unchecked is None,
         "takes gradients that are subclasses": None in formats,
-        "takes gradients of another number than its outputs": len(formats) != flows,
+        "takes gradients of another number than its outputs": len(formats)
+        != len(metadata.tangents),
     }
     for words, holds in reasons.items():
         if holds:
@@ -382,7 +391,7 @@ def _backward(
     function: Any, metadata: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., Any]:
     torchs = function.backward
-    flows = [i for i, o in enumerate(metadata.output_info) if o.takes_gradient]
+    flows = metadata.tangents
     in_order = metadata.deterministic is False
     boxed = _takes_gradients_boxed(function)
     # A format that is no strides has no size either, and is looked at by in_format.

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -27,6 +28,9 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from memprof.profiler.model import MemoryFormatMeta
 
 _utils: Any = importlib.import_module("torch._dynamo.utils")
 trace_structured: Any = importlib.import_module("torch._logging").trace_structured
@@ -485,6 +489,29 @@ def aot_backward_module(forward_class: Any) -> GraphModule:
         return info.bw_module  # type: ignore[no-any-return]
     with unset_fake_temporarily():
         return info.bw_module_fn()  # type: ignore[no-any-return]
+
+
+def has_subclasses(forward_class: Any) -> bool:
+    """Tells whether AOTAutograd takes tensor subclasses apart around the graph of its function."""
+    return forward_class.maybe_subclass_metadata is not None
+
+
+def in_layouts(
+    gradients: Sequence[Any], layouts: Sequence[MemoryFormatMeta]
+) -> list[torch.Tensor | None]:
+    """Gradients in the layouts that their backward was compiled for; None stays None."""
+    in_format = aot_runtime_wrappers().coerce_to_expected_memory_format
+    found = []
+    for x, layout in zip(gradients, layouts, strict=True):
+        name = layout.memory_format
+        expected = replace(layout, memory_format=None if name is None else getattr(torch, name))
+        found.append(None if x is None else in_format(x, expected))
+    return found
+
+
+def is_subclass(value: Any) -> bool:
+    """Tells whether ``value`` is of a tensor subclass that AOTAutograd takes apart."""
+    return bool(is_traceable_wrapper_subclass(value))
 
 
 def aot_id(ctx: Any) -> int | None:

@@ -4,10 +4,19 @@ Note [Why the graph is inlined]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 To the engine an AOTAutograd backward is one node. Called as one, it would be opaque to the
 passes and to the compiler, and no gradient could be accumulated before all of them exist. So the
-graph that AOTAutograd compiles for its own use is copied in. The prologue (which selects gradients
-and takes tensor subclasses apart) is called as it is, a function of constants and its arguments.
-The epilogue (which drops tokens and RNG offsets and rebuilds subclasses) runs at capture: it only
-rearranges values, and where it rebuilds a subclass it calls back, which becomes a node.
+graph that AOTAutograd compiles for its own use is copied in.
+
+Note [What a description decides]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Where memprof's backend has compiled the forward, the autograd.Function carries the description of
+that. It says which values of the node are saved tensors, sizes and gradients, in which layout each
+gradient is handed on, and whose gradients come out: so saved values go straight into the graph, and
+one call has the gradients alone. torch's own prologue, which selects gradients and takes tensor
+subclasses apart, and its epilogue, which drops tokens and RNG offsets and rebuilds subclasses, run
+where there is any of these, where nothing is described, and where the node is not as described,
+which the ledger says. The prologue is called as it is, a function of constants and its arguments.
+The epilogue runs at capture: it only rearranges values, and where it rebuilds a subclass it calls
+back, which becomes a node.
 """
 
 from __future__ import annotations
@@ -23,9 +32,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from memprof.profiler.model import GraphDescription, Role, ViewAndMutationMeta
+
 from . import _torch_compat
 from .errors import CaptureError
-from .nodes import ORIGIN, VALUE, of_tensor
+from .nodes import GRADIENT_OF, ORIGIN, SAVED_AS, TENSOR_NAME, VALUE, of_tensor
 from .tracer import GraphTracer
 
 # Of AOTAutograd's own metadata only this says something about the copy; values ("val") are
@@ -37,10 +48,17 @@ _KEPT_META = (
 
 
 class AotInliner:
+    """Copies backwards of compiled functions into the graph of one capture.
+
+    Attributes:
+        disagreements: what descriptions say of them otherwise than they are.
+    """
+
     def __init__(self, tracer: GraphTracer) -> None:
         self._tracer = tracer
         self._times: Counter[int] = Counter()
         self._named: set[Node] = set()
+        self.disagreements: list[str] = []
 
     def inline(
         self,
@@ -68,16 +86,36 @@ class AotInliner:
         symints = [tracer.lift(s) for s in _torch_compat.aot_symints(ctx)]
         saved = tracer.lift(list(saved_tensors))
         objects = [tracer.item("hooks", i) for i in opaque_objects]
-        prologue = tracer.call(
-            _prologue(function), (saved, symints, objects, tracer.lift(list(grads)))
-        )
+        state = [] if backward_state is None else [tracer.item("hooks", backward_state)]
+        gradients = tracer.lift(list(grads))
+        forward = described(function)
+        if forward is not None and not _needs_torch(function, forward.metadata):
+            others = len(symints) + len(objects) + len(state)
+            why = _disagreement(forward, module, len(saved), len(gradients), others)
+            if not why:
+                _mark_saved(saved, function._aot_id, forward)
+                tangents = self._tangents(function, forward.metadata, gradients)
+                handed = [*symints, *saved, *objects, *tangents, *state]
+                return _named(forward, self._copy(module, function._aot_id, handed))
+            assert tracer.origin is not None
+            label = tracer.origin.label
+            self.disagreements.append(f"{label} is not as its forward is described: {why}")
+        prologue = tracer.call(_prologue(function), (saved, symints, objects, gradients))
         # What the graph's placeholders are: sizes, saved tensors and gradients, hooks.
         count = len(module.graph.find_nodes(op="placeholder"))
-        handed = range(len(symints), count - (backward_state is not None))
-        arguments = symints + [tracer.part(prologue, i) for i in handed]
-        if backward_state is not None:
-            arguments.append(tracer.item("hooks", backward_state))
-        return self._epilogue(function, self._copy(module, function._aot_id, arguments))
+        handed = [tracer.part(prologue, i) for i in range(len(symints), count - len(state))]
+        outputs = self._copy(module, function._aot_id, [*symints, *handed, *state])
+        return self._epilogue(function, outputs)
+
+    def _tangents(
+        self, function: Any, metadata: ViewAndMutationMeta, gradients: Sequence[Any]
+    ) -> list[Node]:
+        """The gradients that the graph takes, in the layouts that it was compiled for."""
+        taken = [gradients[i] for i in metadata.tangents]
+        if not taken:
+            return []
+        call = self._tracer.call(_in_layouts(function, metadata), (taken,))
+        return [self._tracer.part(call, i) for i in range(len(taken))]
 
     def _copy(self, module: GraphModule, aot_id: int, arguments: list[Any]) -> list[Any]:
         """Copy the graph; its outputs as nodes or constants."""
@@ -115,9 +153,9 @@ class AotInliner:
                 copy.meta[ORIGIN] = replace(base, aot_id=aot_id, aot_node=node.name)
             if copy not in self._named:
                 self._named.add(copy)
-                _torch_compat.rename_node(copy, prefix + node.name)
+                _torch_compat.rename_node(copy, prefix + copy.meta.get(TENSOR_NAME, node.name))
             value = node.meta.get("val")
-            if isinstance(value, torch.Tensor) and not value.is_sparse:
+            if isinstance(value, torch.Tensor) and not value.is_sparse and VALUE not in copy.meta:
                 # What the graph computes has this shape whenever Dynamo's guards let it be
                 # called; what comes in as a gradient may not.
                 copy.meta[VALUE] = of_tensor(value, exact=node.op == "call_function")
@@ -143,6 +181,99 @@ class AotInliner:
         results = _run_epilogue(function, values, make_subclass)
         lifted = [tracer.lift(r) for r in results]
         return [node if isinstance(node, Node) else None for node in lifted]
+
+
+# --- what the description decides: Note [What a description decides] ------------------------
+
+
+def described(function: Any) -> GraphDescription | None:
+    """The description of the forward that belongs to AOTAutograd's autograd.Function, which whoever
+    compiles it leaves there as ``memprof_description``; None if nobody has."""
+    found: GraphDescription | None = getattr(function, "memprof_description", None)
+    return found
+
+
+def _disagreement(
+    forward: GraphDescription, module: GraphModule, saved: int, gradients: int, others: int
+) -> str:
+    """What a description says of a backward otherwise than it is, or why it says nothing; "" if it
+    is right.
+
+    Args:
+        module: the backward's graph.
+        saved: how many tensors the node has saved.
+        gradients: how many gradients it gets, None among them.
+        others: how many sizes, opaque objects and backward states it has.
+    """
+    metadata = forward.metadata
+    if metadata.unknown:
+        return f"not known to this memprof: {', '.join(metadata.unknown)}"
+    (output,) = module.graph.find_nodes(op="output")
+    taken = len(metadata.tangents)
+    counts = {
+        "saved tensors": (len(forward.saved_tensors), saved),
+        "values with a gradient": (metadata.num_forward_returns, gradients),
+        "layouts of gradients": (len(metadata.subclass_tangent_meta), taken),
+        "inputs": (saved + taken + others, len(module.graph.find_nodes(op="placeholder"))),
+        "gradients that it returns": (len(metadata.input_info), len(output.args[0])),
+    }
+    differ = (f"{n} {what} and not {m}" for what, (n, m) in counts.items() if n != m)
+    return next(differ, "")
+
+
+def _needs_torch(function: Any, metadata: ViewAndMutationMeta) -> bool:
+    """Tells whether torch's own prologue and epilogue have something to do for a backward that a
+    description does not say."""
+    return bool(
+        _torch_compat.has_subclasses(function)
+        or None in metadata.subclass_tangent_meta
+        or metadata.is_rng_op_functionalized
+        or metadata.num_graphsafe_rng_states
+        or metadata.num_backward_tokens
+        or metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+    )
+
+
+def _in_layouts(function: Any, metadata: ViewAndMutationMeta) -> Callable[..., Any]:
+    """``(gradients that the graph takes) -> the same, in the layouts that it was compiled for``;
+    torch's prologue has what is no plain tensor, and what it refuses."""
+    prologue, taken = _prologue(function), metadata.tangents
+    layouts = [layout for layout in metadata.subclass_tangent_meta if layout is not None]
+    in_order = metadata.deterministic is False
+
+    def aot_tangents(grads: Sequence[Any]) -> Any:
+        refused = in_order and torch.are_deterministic_algorithms_enabled()
+        if refused or any(map(_torch_compat.is_subclass, grads)):
+            every = [None] * metadata.num_forward_returns
+            for i, gradient in zip(taken, grads, strict=True):
+                every[i] = gradient
+            return prologue([], [], [], every)
+        return _torch_compat.in_layouts(grads, layouts)
+
+    return _torch_compat.allow_in_graph(aot_tangents)
+
+
+def _mark_saved(saved: Sequence[Any], aot_id: int, forward: GraphDescription) -> None:
+    """Note on saved tensors which outputs of the forward they are, and which parameters."""
+    for node, output in zip(saved, forward.saved_tensors, strict=True):
+        node.meta.setdefault(SAVED_AS, (aot_id, output))
+        if output.alias_of_input is not None:
+            of = forward.inputs[output.alias_of_input]
+            if of.role in (Role.PARAMETER, Role.BUFFER):
+                node.meta.setdefault(TENSOR_NAME, of.label)
+
+
+def _named(forward: GraphDescription, outputs: Sequence[Any]) -> list[Node | None]:
+    """Gradients of the forward's inputs, with the names of these; None for an input that needs no
+    gradient."""
+    names = {v.info: v.label for v in forward.inputs}
+    found: list[Node | None] = []
+    for i, info in enumerate(forward.metadata.input_info):
+        gradient = outputs[i] if info.requires_grad else None
+        found.append(gradient if isinstance(gradient, Node) else None)
+        if isinstance(gradient, Node):
+            gradient.meta[GRADIENT_OF] = names.get(i)
+    return found
 
 
 # --- AOTAutograd's autograd.Function, as one of torch 2.11 to 2.15 has it -------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from . import nodes
 from .nodes import (
+    GRADIENT_OF,
     INPUT_GROUP,
     LIFTED_FROM,
     NodeOrigin,
@@ -70,6 +71,9 @@ class CapturedBackward(Signature):
         used_sizes: indices of the lifted sizes that the graph reads.
         inputs_to_cuda: indices of inputs that the graph expects on a GPU, and which.
         reason: why no earlier graph could be used.
+        disagreements: sentences about backwards of compiled functions that are not as their
+            forward's description says, or whose description could not be read: torch's own word
+            is taken for them.
     """
 
     graph: GraphModule
@@ -77,6 +81,7 @@ class CapturedBackward(Signature):
     used_sizes: tuple[int, ...]
     inputs_to_cuda: dict[int, torch.device]
     reason: str = ""
+    disagreements: Sequence[str] = ()
     runs: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
@@ -224,7 +229,9 @@ def _where(node: Any) -> str:
         return ""
     frames, module = forward_frames(node), forward_module(node)
     forward = f", forward {frames[-1].location}" if frames else ""
-    return f"  # {origin.label}{forward}{f' in {module[0]}' if module and module[0] else ''}"
+    forward += f" in {module[0]}" if module and module[0] else ""
+    of = node.meta.get(GRADIENT_OF)
+    return f"  # {origin.label}{forward}{f': gradient of {of}' if of else ''}"
 
 
 # --- the estimate --------------------------------------------------------------------------
@@ -337,7 +344,7 @@ def _source(node: Node) -> Node | None:
         return None
     name = getattr(whole.target, "__name__", "")
     parts: Any = None
-    if name == "validate_outputs":
+    if name in ("validate_outputs", "aot_tangents"):
         parts = whole.args[0]
     elif nodes.is_hook(whole):
         parts = whole.args[1]

@@ -146,6 +146,7 @@ class AutogradCompilerInstance:
                 capture_ns=time.perf_counter_ns() - self._started_ns,
                 used_sizes=used_sizes,
                 inputs_to_cuda=to_cuda,
+                disagreements=self._aot.disagreements,
             )
         )
         runtime = runtime_wrapper(

@@ -51,6 +51,12 @@ LIFTED_FROM = "autograd_lifted_from"
 """``NodeOrigin`` of the node that an input, size or scalar was lifted from, if C++ was
 asked for it (``TORCH_LOGS=compiled_autograd_verbose``)."""
 
+SAVED_AS = "autograd_saved_as"
+"""``(AOTAutograd's id of a graph, output of its forward)`` of a saved tensor, from the forward's
+description."""
+GRADIENT_OF = "autograd_gradient_of"
+"""Name of the forward's input whose gradient a node of an inlined graph is."""
+
 _ENGINE = '  File "<autograd engine>"'
 """First line of the stack trace of a node that has no forward operator of its own."""
 
@@ -370,6 +376,7 @@ VIEW_NODES = frozenset(
 _VIEWS = VIEW_NODES | {
     "validate_outputs",
     "aot_backward_prologue",
+    "aot_tangents",
     "make_subclass",
     "AliasBackward0",
     "ViewAsBackward0",

@@ -82,6 +82,7 @@ def capture_node(
     persistent = reference_persistent(function, plan, inputs)
     recording = plan.allocate(inputs, pool)
     specs = {i: TensorSpec.of(recording[i]) for i in (*plan.copied, *plan.managed)}
+    placed = {i: address_of(x) for i, x in enumerate(recording) if isinstance(x, torch.Tensor)}
     copies.update({i: specs[i] for i in plan.copied})
     if check:
         tracked = {a for i in plan.copied if (a := address_of(recording[i]))}
@@ -102,6 +103,7 @@ def capture_node(
             plan=plan,
             specs=specs,
             persistent=persistent,
+            placed=placed,
             live_before=live_before,
         )
         if check:

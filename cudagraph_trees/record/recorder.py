@@ -229,6 +229,8 @@ class GraphRecorder:
             marginal=node.marginal_bytes,
             **why.cause,
         )
+        for sentence in node.output_cache.disagreements:
+            self._ledger.add(LedgerKind.COMPILED, function, sentence)
         # After the entry above, so that the ledger has its replays below it.
         node.recorded_ns = time.time_ns()
         owner.check_budget(function)

@@ -13,7 +13,7 @@ is laid out when the node is recorded, and what is left out of a list costs noth
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -138,14 +138,15 @@ class CUDAGraphNode(Node):
         plan: InputPlan,
         specs: dict[int, TensorSpec],
         persistent: dict[int, StorageWeakRefWrapper],
+        placed: Mapping[int, int],
         live_before: list[StorageWeakRefWrapper],
     ) -> None:
         """Make the node of a capture that has just ended, see Note [What is decided when].
 
-        Args: ``persistent`` is that of ``reference_persistent``.
+        Args: ``persistent`` is that of ``reference_persistent``, ``placed`` of ``OutputCache``.
         """
         above = [] if parent is None else parent.path_refs
-        cache = OutputCache(function, number, outputs, above, persistent, pool)
+        cache = OutputCache(function, number, outputs, above, persistent, placed, pool)
         aliased = {a for a in cache.alias if isinstance(a, StorageWeakRefWrapper)}
         for n in path_to(parent):
             for i, r in enumerate(n.outputs_weakrefs):

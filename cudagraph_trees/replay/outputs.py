@@ -24,7 +24,7 @@ the storage, say a view, its use must raise, and the next tensor gets a storage 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -96,6 +96,7 @@ class OutputCache:
         fixed: persistent ones that are not the user's own.
         moves_out: what is held beyond its step gets memory of its own: gradients, and what is
             to be cloned.
+        disagreements: outputs that the description says are memory of another value, and are not.
         nbytes: of the storage of each output.
         invalidated: how often the use of each output was made to raise.
     """
@@ -107,10 +108,12 @@ class OutputCache:
         outputs: Sequence[Output],
         above: Sequence[StorageWeakRefWrapper],
         persistent: dict[int, StorageWeakRefWrapper],
+        placed: Mapping[int, int],
         pool: CudaPool,
     ) -> None:
         """Args: ``above`` are the outputs of its ancestors, those that died during the recording
-        dead; ``persistent`` the storages of static inputs and constants, by address.
+        dead; ``persistent`` the storages of static inputs and constants, by address; ``placed`` the
+        addresses of the inputs that it reads.
 
         Raises:
             NotImplementedError: an output's memory is on the host; a replay would not compute it
@@ -127,7 +130,9 @@ class OutputCache:
         self.persistent: list[torch.Tensor | None] = []
         self.cacheable: list[bool] = []
         self.fixed: list[int] = []
+        self.disagreements: list[str] = []
         self._classify(outputs, live_by_address(above), persistent)
+        self._compare(outputs, placed)
         n = len(outputs)
         self.nbytes = [s.nbytes if isinstance(s, TensorSpec) else 0 for s in self.specs]
         self.messages: list[OverwrittenMessage | None] = [None] * n
@@ -192,6 +197,30 @@ class OutputCache:
             self.alias.append(alias)
             self.persistent.append(fixed)
             self.cacheable.append(cacheable)
+
+    def _compare(self, outputs: Sequence[Output], placed: Mapping[int, int]) -> None:
+        """Compare the addresses of outputs with what the description says they are memory of. Where
+        they differ, neither of the two is cached."""
+        description = self.function.description
+        inputs = {v.index: i for i, v in enumerate(description.inputs)}
+        bases = description.bases()
+        for i, (o, value) in enumerate(zip(outputs, description.outputs, strict=False)):
+            base, aliased = bases[i], value.alias_of_input
+            if not isinstance(o, torch.Tensor) or not o.numel():
+                continue
+            of_input = None if aliased is None else inputs.get(aliased)
+            if of_input is not None:
+                expected, what = placed.get(of_input), description.inputs[of_input].label
+            elif base is not None and isinstance(outputs[base], torch.Tensor):
+                expected, what = address_of(outputs[base]), f"output {base}"  # type: ignore[arg-type]
+                self.cacheable[base] &= expected == address_of(o)
+            else:
+                continue
+            if address_of(o) != expected:
+                self.cacheable[i] = False
+                self.disagreements.append(
+                    f"AOTAutograd alone says that output {i} is memory of {what}"
+                )
 
     def outputs(self) -> list[Output]:
         """The outputs of a replay that was just launched. Hot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -107,6 +107,8 @@ class GraphSpec:
             raise ValueError("a graph is a backward or an inference graph, not both")
         mode = CompilationMode.INFERENCE if keywords["is_inference"] else CompilationMode.FORWARD
         description = keywords.get("description")
+        if description is not None:
+            description = with_sizes(description, inputs)
         # One of another number of inputs would be that of another function.
         if description is not None and len(description.inputs) != len(inputs):
             compat.log.warning(
@@ -178,6 +180,17 @@ class GraphSpec:
 
 
 _GIVEN = [f for f in fields(GraphSpec) if f.init]
+
+
+def with_sizes(description: GraphDescription, inputs: Sequence[Input]) -> GraphDescription:
+    """The description of a partition with the sizes that its code is handed as well. They come last
+    among ``inputs``, and Inductor's map from a partition's inputs to the graph's leaves them out.
+    """
+    more = inputs[len(description.inputs) :]
+    if not all(isinstance(x, (int, float)) for x in more):
+        return description
+    sizes = [GraphValue(-1, "", Role.SIZE, Category.INPUT)] * len(more)
+    return replace(description, inputs=(*description.inputs, *sizes))
 
 
 def of_lists(

@@ -68,6 +68,14 @@ class OutputType(str, Enum):
             OutputType.CUSTOM_FUNCTION_VIEW,
         )
 
+    @property
+    def is_of_base(self) -> bool:
+        """Tells whether ``base_idx`` counts intermediate bases."""
+        return self in (
+            OutputType.ALIAS_OF_INTERMEDIATE,
+            OutputType.ALIAS_OF_INTERMEDIATE_SAVE_AS_OUTPUT,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class InputAliasInfo:
@@ -213,10 +221,24 @@ class ViewAndMutationMeta:
         return sum(kind is MutationType.MUTATED_OUT_GRAPH for kind in of)
 
     @property
+    def num_forward_returns(self) -> int:
+        """Values that the forward returns to autograd: mutated inputs, user outputs and bases."""
+        return self.num_mutated_outputs + len(self.output_info) + self.num_intermediate_bases
+
+    @property
     def num_forward(self) -> int:
         """Graph outputs before the first saved value."""
-        returned = self.num_mutated_outputs + len(self.output_info) + self.num_intermediate_bases
-        return returned + self.is_rng_op_functionalized
+        return self.num_forward_returns + self.is_rng_op_functionalized
+
+    @property
+    def tangents(self) -> tuple[int, ...]:
+        """Numbers of the values, among those that the forward returns, whose gradients its backward
+        takes."""
+        mutated = (i for i in self.input_info if i.mutation_type is MutationType.MUTATED_OUT_GRAPH)
+        taken = [i.mutates_data and i.requires_grad for i in mutated]
+        taken += [o.takes_gradient and not o.output_type.is_alias for o in self.output_info]
+        taken += [True] * self.num_intermediate_bases
+        return tuple(i for i, takes in enumerate(taken) if takes)
 
     @property
     def is_partitioned(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .aot_metadata import InputAliasInfo, MutationType, ViewAndMutationMeta
+from .aot_metadata import InputAliasInfo, MutationType, OutputType, ViewAndMutationMeta
 from .category import Category
 from .limits import Count, Int
 
@@ -147,6 +147,29 @@ class GraphDescription:
         nothing is known of it."""
         known = output < len(self.outputs)
         return not known or self.outputs[output].role is not Role.SAVED_FOR_BACKWARD
+
+    @property
+    def saved_tensors(self) -> tuple[GraphValue, ...]:
+        """Outputs of a forward that are tensors saved for its backward, in that one's order."""
+        return tuple(self.outputs[i] for i in self.metadata.saved_positions(len(self.outputs))[0])
+
+    def bases(self) -> tuple[int | None, ...]:
+        """For each output the position of the one whose memory it is: an earlier one that is the
+        same value, or what AOTAutograd says that it is a view of; None if of none."""
+        first: dict[str, int] = {}
+        numbers = {v.info: i for i, v in enumerate(self.outputs) if v.info is not None}
+        roots = [i for i, v in enumerate(self.outputs) if v.role is Role.INTERMEDIATE_BASE]
+        found = []
+        for i, value in enumerate(self.outputs):
+            base = first.setdefault(value.name, i) if value.name else i
+            info = None if value.info is None else self.metadata.output_info[value.info]
+            if base == i and info is not None and info.base_idx is not None:
+                if info.output_type is OutputType.ALIAS_OF_INTERMEDIATE_BASE_IS_USER_OUTPUT:
+                    base = numbers.get(info.base_idx, i)
+                elif info.output_type.is_of_base and info.base_idx < len(roots):
+                    base = roots[info.base_idx]
+            found.append(None if base == i else base)
+        return tuple(found)
 
     def input_info(self, position: int) -> InputAliasInfo | None:
         """AOTAutograd's word on an input, None where it has none."""

@@ -55,6 +55,12 @@ TORCHS = {
                     "compile_backend/stages/describe/graph_io.py",
                     "compile_backend/inner_compile.py"},
     "view_and_mutation_meta": {"compile_backend/inner_compile.py"},
+    # What torch's prologue and epilogue take, where they run.
+    "maybe_subclass_metadata": {"compile_backend/straight_calls.py",
+                                "compiled_autograd/_torch_compat.py",
+                                "compiled_autograd/aot_backward.py"},
+    # The description of a forward, as whoever compiles it leaves it for the tracer.
+    "memprof_description": {"compiled_autograd/aot_backward.py"},
 }  # fmt: skip
 """Names by which torch says something of inputs and outputs: the only files that read them."""
 
@@ -185,7 +191,9 @@ def test_a_tangents_format_is_what_the_backward_gets(stride: tuple[int, int]) ->
     ledger = Ledger()
 
     def backend(gm: Any, inputs: Any) -> Any:
-        with calls.straight_calls(ledger, inputs, lambda torchs: metadata[-1]):
+        with calls.straight_calls(
+            ledger, inputs, lambda torchs: GraphDescription(metadata=metadata[-1])
+        ):
             return through(gm, inputs)
 
     x = torch.ones(2, 3, requires_grad=True)

@@ -18,6 +18,7 @@ from memprof.compile_backend import _torch_compat as compat
 from memprof.compile_backend import straight_calls as calls
 from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
+from memprof.profiler.model import GraphDescription
 
 PROGRAMS = 25
 CALLS = 3
@@ -134,7 +135,9 @@ def test_random_programs(part: int, made: list[str]) -> None:
     through: Any = aot_autograd(fw_compiler=forward, bw_compiler=nop)
 
     def past(gm: Any, inputs: Any) -> Any:
-        with calls.straight_calls(ledger, inputs, lambda torchs: described[-1]):
+        with calls.straight_calls(
+            ledger, inputs, lambda torchs: GraphDescription(metadata=described[-1])
+        ):
             return through(gm, inputs)
 
     for seed in range(part * PROGRAMS, (part + 1) * PROGRAMS):

@@ -90,6 +90,25 @@ def test_a_rank_alone_has_no_queue_to_its_peers(tmp_path: Path) -> None:
     assert "the other ranks do not answer" in errors
 
 
+SYMMETRIC = """
+import torch
+import torch.distributed as dist
+from torch.distributed import _symmetric_memory
+
+dist.init_process_group("nccl")
+torch.ones(1, device="cuda")
+buffer = _symmetric_memory.empty(1 << 20, device="cuda")
+_symmetric_memory.rendezvous(buffer, dist.group.WORLD.group_name)
+"""
+
+
+@pytest.mark.simgpu
+def test_a_rank_alone_waits_for_no_memory_of_its_peers(tmp_path: Path) -> None:
+    status, _, errors = simulate(tmp_path, SYMMETRIC, "--world-size", "2")
+    assert status == 3
+    assert "one rank alone has no symmetric memory" in errors
+
+
 def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
     def failure(message: str) -> Failure:
         return Failure(kind="ValueError", message=message, trace="")

@@ -250,7 +250,7 @@ def simulate(case: Case, port: int) -> dict[str, Any]:
     """What ``memprof simulate --json`` says of a case; its exit status and messages if nothing."""
     words = [word.format_map(_MODELS) for word in case.command.split()]
     served = ["--load-format", "dummy", "--port", str(port)]
-    command = [sys.executable, "-m", "memprof", "simulate", "--json", "--timeout", "500"]
+    command = [sys.executable, "-m", "memprof", "simulate", "--json", "--timeout", "1500"]
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",

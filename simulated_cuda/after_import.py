@@ -11,26 +11,33 @@ from types import ModuleType
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, once, and hands it over when it has run."""
+    """Finds one module, and hands it over when it has run; it may be looked for before that, by
+    whoever asks whether it is installed."""
 
     def __init__(self, name: str, function: Callable[[ModuleType], object]) -> None:
         self._name = name
         self._function = function
+        self._looking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self._name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            self._function(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._function(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

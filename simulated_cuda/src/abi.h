@@ -301,7 +301,11 @@ typedef enum CUmemAccess_flags_enum : unsigned {
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
 } CUmemAccess_flags;
 typedef enum CUmemAllocationGranularity_flags_enum : unsigned {} CUmemAllocationGranularity_flags;
-typedef enum CUmemAllocationHandleType_enum : unsigned {} CUmemAllocationHandleType;
+typedef enum CUmemAllocationHandleType_enum : unsigned {
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+  CU_MEM_HANDLE_TYPE_FABRIC = 8,
+} CUmemAllocationHandleType;
+typedef enum CUmulticastGranularity_flags_enum : unsigned {} CUmulticastGranularity_flags;
 typedef enum CUmemAllocationType_enum : unsigned {
   CU_MEM_ALLOCATION_TYPE_PINNED = 1
 } CUmemAllocationType;
@@ -373,6 +377,14 @@ struct CUmemAllocationProp_st {
   } allocFlags;
 };
 typedef struct CUmemAllocationProp_st CUmemAllocationProp;
+
+struct CUmulticastObjectProp_st {
+  unsigned int numDevices;
+  size_t size;
+  unsigned long long handleTypes;
+  unsigned long long flags;
+};
+typedef struct CUmulticastObjectProp_st CUmulticastObjectProp;
 
 struct CUtensorMap_st {
   alignas(128) cuuint64_t opaque[16];

@@ -83,9 +83,11 @@ extern std::atomic<uint64_t> g_memory_generation;  // changes when memory goes a
 // ---- virtual memory management (core_virtual_memory.cpp)
 struct PhysicalMemory {
   size_t size;
-  size_t offset;  // in the file that all of it lies in
+  int file;
+  size_t offset;  // in the file
   int references;
   int dev;
+  size_t taken;  // of the device's memory; nothing of what is another process's
 };
 struct Mapping {
   size_t size;

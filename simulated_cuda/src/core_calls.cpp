@@ -46,10 +46,6 @@ static constexpr const char* WANTED[][2] = {
     {"cuDeviceGetDevResource", "green contexts are not simulated"},
     {"cuDevSmResource", "green contexts are not simulated"},
     {"cuGreenCtx", "green contexts are not simulated"},
-    {"cuMemExport",
-     "memory that processes share is simulated as cudaIpc alone: symmetric memory is not, nor are "
-     "expandable segments sent to another process"},
-    {"cuMulticast", "symmetric memory is not simulated"},
     {"cudaIpcOpenMemHandle", "with values, memory of another process cannot be opened"},
 };
 

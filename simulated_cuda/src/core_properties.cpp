@@ -76,6 +76,10 @@ static int attribute_value(int attribute, int device) {
     case MAX_BLOCKS_PER_MULTIPROCESSOR: return config().blocks_per_sm;
     case RESERVED_SHARED_MEMORY_PER_BLOCK: return config().shared_reserved;
     case CLUSTER_LAUNCH: return config().cc_major >= 9;
+    // NVSwitch multiplies what is written, from Hopper on, in data centers. Nothing does here, so
+    // that values would be missing.
+    case MULTICAST:
+      return (config().cc_major == 9 || config().cc_major == 10) && !values_mode();
     case CONCURRENT_KERNELS:
     case UNIFIED_ADDRESSING:
     case STREAM_PRIORITIES_SUPPORTED:
@@ -83,6 +87,7 @@ static int attribute_value(int attribute, int device) {
     case COOPERATIVE_LAUNCH:
     case HOST_REGISTER_SUPPORTED:
     case VIRTUAL_MEMORY_MANAGEMENT:
+    case HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
     case MEMORY_POOLS_SUPPORTED: return 1;
     default: return 0;
   }

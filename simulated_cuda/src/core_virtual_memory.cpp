@@ -1,7 +1,15 @@
 // Virtual memory management (cuMem*), on which torch's expandable segments stand: address space is
-// reserved, physical memory created, and mapped there. All physical memory lies in one file without
-// a name, so that mapping a handle twice really makes both addresses the same memory.
+// reserved, physical memory created, and mapped there. All physical memory of a process lies in one
+// file without a name, so that mapping a handle twice really makes both addresses the same memory.
+//
+// Note [Physical memory of another process]
+// A handle becomes a file descriptor, which goes to another process and becomes a handle there: the
+// same memory, which costs nothing there. Descriptors are of the whole file. Which memory is meant
+// is a descriptor's position, which goes with it: the memory's offset plus its size in GRANULARITY.
+// On a real device memory lives until the last process lets go of it; here it goes with the one
+// that created it, and reads as zero from then on.
 #include <algorithm>
+#include <cstdio>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -22,10 +30,30 @@ void unreference(uint64_t handle) {
   auto it = vmm_physical().find(handle);
   PhysicalMemory& memory = it->second;
   if (--memory.references) return;
-  constexpr int GIVE_BACK = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
-  fallocate(physical_file(), GIVE_BACK, memory.offset, memory.size);
-  arena(memory.dev)->give_back(memory.size);
+  if (memory.file == physical_file()) {
+    constexpr int GIVE_BACK = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    fallocate(memory.file, GIVE_BACK, memory.offset, memory.size);
+    arena(memory.dev)->give_back(memory.taken);
+  } else {
+    close(memory.file);
+  }
   vmm_physical().erase(it);
+}
+
+// Of `size` bytes, of which a device has `taken`.
+int create(int device, size_t size, size_t taken, uint64_t* handle) {
+  if (!size || size % GRANULARITY) return E_VALUE;
+  if (!arena(device)->take(taken)) return E_OOM;
+  size_t offset = g_file_size;
+  g_file_size += size;  // offsets are never used again; `unreference` gives back what lies there
+  if (ftruncate(physical_file(), g_file_size)) {
+    arena(device)->give_back(taken);
+    return E_OOM;
+  }
+  touch_primary(device);
+  *handle = ++g_last_handle;
+  vmm_physical()[*handle] = {size, physical_file(), offset, 1, device, taken};
+  return OK;
 }
 }  // namespace
 
@@ -73,17 +101,44 @@ int vmm_address_free(void* pointer, size_t size) {
 
 int vmm_create(int device, size_t size, uint64_t* handle) {
   LOCK;
-  if (!size || size % GRANULARITY) return E_VALUE;
-  if (!arena(device)->take(size)) return E_OOM;
-  size_t offset = g_file_size;
-  g_file_size += size;  // offsets are never used again; `unreference` gives back what lies there
-  if (ftruncate(physical_file(), g_file_size)) {
-    arena(device)->give_back(size);
-    return E_OOM;
-  }
+  return create(device, size, size, handle);
+}
+
+int vmm_multicast(size_t size, uint64_t* handle) {
+  LOCK;
+  return create(current_device(), size, 0, handle);
+}
+
+bool vmm_live(uint64_t handle) {
+  LOCK;
+  return vmm_physical().count(handle);
+}
+
+// See Note [Physical memory of another process].
+int vmm_export(uint64_t handle, int* descriptor) {
+  LOCK;
+  auto it = vmm_physical().find(handle);
+  if (it == vmm_physical().end()) return E_VALUE;
+  const PhysicalMemory& memory = it->second;
+  char path[32];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", memory.file);
+  *descriptor = open(path, O_RDWR | O_CLOEXEC);  // unlike a copy it has a position of its own
+  if (*descriptor < 0) return E_OOM;
+  lseek(*descriptor, memory.offset + memory.size / GRANULARITY, SEEK_SET);
+  return OK;
+}
+
+int vmm_import(int descriptor, uint64_t* handle) {
+  LOCK;
+  off_t position = lseek(descriptor, 0, SEEK_CUR);
+  size_t granules = position > 0 ? position % GRANULARITY : 0;
+  if (!granules) return E_VALUE;
+  int file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (file < 0) return E_OOM;
+  int device = current_device();
   touch_primary(device);
   *handle = ++g_last_handle;
-  vmm_physical()[*handle] = {size, offset, 1, device};
+  vmm_physical()[*handle] = {granules * GRANULARITY, file, position - granules, 1, device, 0};
   return OK;
 }
 
@@ -112,7 +167,7 @@ int vmm_map(void* pointer, size_t size, size_t offset, uint64_t handle) {
   // Without access until cuMemSetAccess grants it.
   constexpr int IN_PLACE = MAP_SHARED | MAP_FIXED;
   size_t at = physical->second.offset;
-  if (mmap(pointer, size, PROT_NONE, IN_PLACE, physical_file(), at) == MAP_FAILED) return E_OOM;
+  if (mmap(pointer, size, PROT_NONE, IN_PLACE, physical->second.file, at) == MAP_FAILED) return E_OOM;
   vmm_mappings()[begin] = {size, handle};
   physical->second.references++;
   device_allocation_ids()[begin] = next_allocation_id();

@@ -141,6 +141,8 @@ API(cuMemAddressFree, CUdeviceptr p, size_t n) {
 API(cuMemCreate, CUmemGenericAllocationHandle* h, size_t n, const CUmemAllocationProp* pr,
     unsigned long long) {
   ENTER(cuMemCreate);
+  // Handles that other machines can open want a service that most machines do not run.
+  if (pr->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) return ret(E_NOTPERM);
   uint64_t x = 0;
   int e = vmm_create(pr->location.id, n, &x);
   *h = x;
@@ -178,4 +180,53 @@ API(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp* p,
   p->type = CU_MEM_ALLOCATION_TYPE_PINNED;
   p->location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   return ret(vmm_handle_device(h, &p->location.id));
+}
+API(cuMemExportToShareableHandle, void* out, CUmemGenericAllocationHandle h,
+    CUmemAllocationHandleType kind, unsigned long long) {
+  ENTER(cuMemExportToShareableHandle);
+  if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return ret(unimplemented("cuMemExportToShareableHandle(other kinds of handles)"));
+  return ret(vmm_export(h, (int*)out));
+}
+API(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle* h, void* descriptor,
+    CUmemAllocationHandleType kind) {
+  ENTER(cuMemImportFromShareableHandle);
+  if (kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return ret(unimplemented("cuMemImportFromShareableHandle(other kinds of handles)"));
+  uint64_t x = 0;
+  int e = vmm_import((int)(uintptr_t)descriptor, &x);
+  *h = x;
+  return ret(e);
+}
+
+// ---- multicast objects: what is bound to one is not written through it
+API(cuMulticastGetGranularity, size_t* g, const CUmulticastObjectProp*,
+    CUmulticastGranularity_flags) {
+  *g = GRANULARITY;
+  return CUDA_SUCCESS;
+}
+API(cuMulticastCreate, CUmemGenericAllocationHandle* h, const CUmulticastObjectProp* p) {
+  ENTER(cuMulticastCreate);
+  uint64_t x = 0;
+  int supported = 0;
+  if (int e = device_attribute(MULTICAST, current_device(), &supported)) return ret(e);
+  if (!supported) return ret(E_UNSUPPORTED);
+  int e = vmm_multicast(p->size, &x);
+  *h = x;
+  return ret(e);
+}
+API(cuMulticastAddDevice, CUmemGenericAllocationHandle object, CUdevice) {
+  return ret(vmm_live(object) ? OK : E_VALUE);
+}
+API(cuMulticastBindMem, CUmemGenericAllocationHandle object, size_t,
+    CUmemGenericAllocationHandle memory, size_t, size_t, unsigned long long) {
+  ENTER(cuMulticastBindMem);
+  return ret(vmm_live(object) && vmm_live(memory) ? OK : E_VALUE);
+}
+API(cuMulticastBindAddr, CUmemGenericAllocationHandle object, size_t, CUdeviceptr memory, size_t,
+    unsigned long long) {
+  return ret(vmm_live(object) && mem_find((void*)memory).kind == MEM_VMM ? OK : E_VALUE);
+}
+API(cuMulticastUnbind, CUmemGenericAllocationHandle object, CUdevice, size_t, size_t) {
+  return ret(vmm_live(object) ? OK : E_VALUE);
 }

@@ -138,10 +138,12 @@ enum DeviceAttribute : int {
   SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
   HOST_REGISTER_SUPPORTED = 99,
   VIRTUAL_MEMORY_MANAGEMENT = 102,
+  HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 103,
   MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
   RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
   MEMORY_POOLS_SUPPORTED = 115,
   CLUSTER_LAUNCH = 120,
+  MULTICAST = 132,
 };
 
 // ---- memory (core_memory.cpp)
@@ -164,6 +166,13 @@ constexpr size_t GRANULARITY = size_t(2) << 20;
 int vmm_reserve(size_t size, size_t alignment, void** out);
 int vmm_address_free(void* pointer, size_t size);
 int vmm_create(int device, size_t size, uint64_t* handle);
+// A multicast object, through which one kernel reaches the memory of several devices. It takes
+// address space and no memory.
+int vmm_multicast(size_t size, uint64_t* handle);
+bool vmm_live(uint64_t handle);
+// A file descriptor for another process, and the handle that it has there.
+int vmm_export(uint64_t handle, int* descriptor);
+int vmm_import(int descriptor, uint64_t* handle);
 int vmm_release(uint64_t handle);
 int vmm_map(void* pointer, size_t size, size_t offset, uint64_t handle);
 int vmm_unmap(void* pointer, size_t size);

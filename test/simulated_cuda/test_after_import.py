@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,10 @@ def test_runs_once_when_the_module_is_whole(package: str) -> None:
 
     after_import(package, note)
     after_import(f"{package}.inner", note)
+    assert not seen
+    # Looking whether it is installed, twice, is no import.
+    for _ in range(2):
+        assert importlib.util.find_spec(package) is not None
     assert not seen
     importlib.import_module(package)
     assert seen == [(f"{package}.inner", 1), (package, 2)]

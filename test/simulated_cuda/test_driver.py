@@ -6,10 +6,11 @@ import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.cuda.green_contexts import GreenContext
 
 pytestmark = pytest.mark.simgpu
 
@@ -38,13 +39,8 @@ def test_what_is_not_simulated_is_named_where_the_program_sees_it() -> None:
         b"operation not supported: the simulated device has no cuDeviceGetDevResource: "
         b"green contexts are not simulated"
     )
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    try:
-        tensor = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
-        with pytest.raises(RuntimeError, match="no cuMemExportToShareableHandle"):
-            reduce_tensor(tensor)
-    finally:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    with pytest.raises(RuntimeError, match="no cuDeviceGetDevResource"):
+        GreenContext.create(num_sms=8, device_id=0)
 
 
 def _handle(tensor: torch.Tensor) -> bytes:
@@ -79,6 +75,102 @@ assert [runtime.cudaIpcCloseMemHandle(first) for _ in range(3)] == [0, 0, 1]
 assert runtime.cudaMemcpy(here, first, 9, 4) == 700
 """
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+SYMMETRIC = """
+import gc
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed import _symmetric_memory
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+devices = range(2)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+torch.cuda.set_device(rank)
+held = [torch.empty(1, device=f"cuda:{i}") for i in devices]
+
+def taken():
+    dist.barrier()
+    free = [torch.cuda.mem_get_info(i)[0] for i in devices]
+    dist.barrier()
+    return [(before - now) >> 20 for before, now in zip(least, free)]
+
+dist.barrier()
+least = [torch.cuda.mem_get_info(i)[0] for i in devices]
+buffer = _symmetric_memory.empty(32 << 20, dtype=torch.bfloat16, device=f"cuda:{rank}")
+handle = _symmetric_memory.rendezvous(buffer, dist.group.WORLD.group_name)
+assert handle.multicast_ptr and handle.buffer_size == 64 << 20
+# The signals beside the buffer take one more unit of what a device hands out.
+assert taken() == [66, 66], taken()
+buffer[:3].copy_(torch.tensor([rank + 1, 2, 3], dtype=torch.bfloat16))
+dist.barrier()
+of_peer = handle.get_buffer(1 - rank, (3,), torch.bfloat16)
+assert of_peer.cpu().tolist() == [2 - rank, 2, 3]
+dist.barrier()
+del of_peer, handle, buffer
+gc.collect()
+assert taken() == [0, 0], taken()
+"""
+
+
+def test_symmetric_memory_of_two_processes_is_one_and_each_pays_for_its_own(
+    tmp_path: Path,
+) -> None:
+    shared = {"SIMGPU_DEVICES": "2", "SIMGPU_SHARED": str(tmp_path / "used"), "SIMGPU_VALUES": "0"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SYMMETRIC, str(rank), str(tmp_path / "store")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **shared},
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        error = process.communicate()[1]
+        assert process.returncode == 0, error
+
+
+EXPANDABLE = """
+import torch
+from torch import multiprocessing
+
+def write(tensors):
+    tensor = tensors.get()
+    free, total = torch.cuda.mem_get_info()
+    assert (total - free) >> 20 == CONTEXTS + 100, (total - free) >> 20
+    tensor[:3].copy_(torch.tensor([1, 2, 3], dtype=torch.uint8))
+    del tensor
+
+if __name__ == "__main__":
+    processes = multiprocessing.get_context("spawn")
+    tensors = processes.Queue()
+    child = processes.Process(target=write, args=(tensors,))
+    child.start()
+    tensor = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+    tensors.put(tensor)
+    child.join()
+    assert child.exitcode == 0
+    assert tensor[:3].cpu().tolist() == [1, 2, 3]
+"""
+
+
+def test_expandable_segments_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    script = tmp_path / "send.py"
+    script.write_text(EXPANDABLE.replace("CONTEXTS", str(2 * 512)))
+    settings = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "SIMGPU_SHARED": str(tmp_path / "used"),
+        "SIMGPU_CONTEXT_MB": "512",
+    }
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **settings},
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -12,7 +12,7 @@ from memprof.simulated_cuda import control
 
 from .engines import pools
 from .leaving import BY_ITSELF, why_undecided
-from .outside import taken
+from .outside import asked_for, taken
 
 
 def name_among_all(account: DeviceAccount) -> None:
@@ -81,6 +81,8 @@ class Followed:
         Raises:
             RuntimeError: there are none, for the reason that it says.
         """
+        import torch
+
         elapsed_ns = int((time.monotonic() - self._began) * 1e9)
         self.allocator.objects.others += pools()
         found = self.allocator.accounts(cut_off=failed or ended != BY_ITSELF)
@@ -89,7 +91,7 @@ class Followed:
             account.elapsed_ns = elapsed_ns
             account.ended = ended
         for account in found[:1]:
-            account.outside = taken()
+            account.outside = [*taken(), *asked_for(torch.device(account.device))]
         return found
 
     def why_undecided(self, ended: str) -> str:

@@ -46,7 +46,7 @@ from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, note_training, write_whole
-from .ranks import fake_groups, fake_reductions
+from .ranks import fake_groups, fake_reductions, refuse_symmetric_memory
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_alone
 
@@ -138,6 +138,7 @@ class _Run:
             after_import("torch.distributed.distributed_c10d", fake)
             after_import("torch.nn.parallel.distributed", fake_reductions)
             after_import("torch.distributed.pipelining.stage", fake_votes)
+            after_import("torch.distributed._symmetric_memory", refuse_symmetric_memory)
             follow_alone()
 
         def backend_is_there(runtime: Any) -> None:

@@ -13,11 +13,15 @@ import functools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from memprof.profiler.model import Outside
 from memprof.simulated_cuda import control
+
+if TYPE_CHECKING:
+    import torch
 
 _ROWS = Path(__file__).with_name("outside.toml")
 _PAGE = 2 << 20
@@ -55,3 +59,17 @@ def take(key: str, times: int = 1) -> None:
 def taken() -> list[Outside]:
     """Returns what this process has taken so."""
     return [replace(estimates()[key], nbytes=nbytes) for key, nbytes in _taken.items()]
+
+
+def asked_for(device: torch.device) -> list[Outside]:
+    """Returns what a process that took ``taken`` of a simulated device has asked CUDA for itself,
+    past torch's allocator: buffers that processes share, for the most part."""
+    import torch
+
+    if not control.simulated():
+        return []
+    by_torch = torch.cuda.memory_reserved(device)
+    estimated = estimates()["context"].nbytes + sum(_allocated.values())
+    nbytes = control.used(device.index) - by_torch - estimated
+    source = "shared with other processes, or asked for by an extension; at the end of the run"
+    return [Outside("symmetric memory, buffers", nbytes, False, source)] if nbytes > 0 else []

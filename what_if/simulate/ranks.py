@@ -80,6 +80,16 @@ def fake_reductions(parallel: Any) -> None:
     wrapped.register_comm_hook = register_comm_hook
 
 
+def refuse_symmetric_memory(module: Any) -> None:
+    """Have nobody wait for memory of ranks that are not there, in
+    ``torch.distributed._symmetric_memory``, which was just imported."""
+
+    def rendezvous(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("one rank alone has no symmetric memory of the other ranks")
+
+    module._SymmetricMemory.rendezvous = staticmethod(rendezvous)
+
+
 def _hand_back(state: object, bucket: Any) -> Any:
     import torch
 

@@ -90,6 +90,35 @@ def test_a_rank_alone_has_no_queue_to_its_peers(tmp_path: Path) -> None:
     assert "the other ranks do not answer" in errors
 
 
+SYMMETRIC = """
+import torch
+import torch.distributed as dist
+from torch.distributed import _symmetric_memory
+
+dist.init_process_group("nccl")
+torch.ones(1, device="cuda")
+buffer = _symmetric_memory.empty(1 << 20, device="cuda")
+try:
+    _symmetric_memory.rendezvous(buffer, dist.group.WORLD.group_name)
+except RuntimeError as e:
+    print(e)
+"""
+
+
+@pytest.mark.simgpu
+def test_a_rank_alone_has_symmetric_memory_of_its_own_and_waits_for_nobody_s(
+    tmp_path: Path,
+) -> None:
+    options = ("--world-size", "2", "--to-the-end")
+    status, result, errors = simulate(tmp_path, SYMMETRIC, *options)
+    assert status == 0, errors
+    assert "one rank alone has no symmetric memory" in errors
+    (account,) = result["ranks"][0]["accounts"]
+    beside = {part["what"]: part["nbytes"] for part in account["outside"]}
+    # Signals lie beside the 4 MiB, and a device hands out 2 MiB.
+    assert beside["symmetric memory, buffers"] == 6 * MIB
+
+
 def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
     def failure(message: str) -> Failure:
         return Failure(kind="ValueError", message=message, trace="")

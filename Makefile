@@ -38,6 +38,7 @@ OTHER_TORCH := $(filter-out $(DEFAULT_TORCH),$(TORCH))
 VENV := .venv$(addprefix -,$(OTHER_TORCH))
 KEY := $(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/.complete-$(TORCH)-$(KEY)
+DOCS_STAMP := $(VENV)/.docs-$(KEY)
 SIMGPU_VENV := .venv-simgpu-$(SIMGPU_TORCH)
 SIMGPU_SOURCES := $(wildcard $(addprefix $(SIMGPU)/,src/* build.py elf.py libraries.py functions.txt))
 # A device built from older sources lacks what the newer Python code calls.
@@ -60,7 +61,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck test-simgpu test-simgpu-slow serving-env test-serving fuzz-trees test-gpu proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env test-serving fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -103,6 +104,20 @@ format: $(STAMP) ## rewrite the sources the way lint wants them
 typecheck: $(STAMP) ## mypy --strict, incremental
 	$(VENV)/bin/mypy --strict -p memprof
 
+typecheck-tests: $(STAMP) ## mypy of the tests: test/mypy.ini says what it leaves out
+	$(VENV)/bin/mypy --config-file test/mypy.ini test
+
+# Lines that no test has reached, over both kinds of tests. The floor is below what was measured.
+coverage: $(STAMP) $(SIMGPU_STAMP) ## how much of the product the tests run, at least FLOOR percent: an hour
+	rm -f build/coverage/.coverage*
+	$(VENV)/bin/coverage run $(PYTEST) -m "not simgpu and not gpu"
+	SIMGPU_VALUES=1 $(SIMGPU_PY) -m coverage run $(PYTEST) -m "simgpu and not slow"
+	$(VENV)/bin/coverage combine -q
+	$(VENV)/bin/coverage report
+
+changelog: $(STAMP) ## docs/changes.md from the fragments in docs/news: make changelog ARGS='--version 0.3.0'
+	$(VENV)/bin/towncrier build --yes $(ARGS)
+
 test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and not slow"
 
@@ -116,6 +131,41 @@ test-serving: $(SERVING_STAMP) ## published memory of serving engines beside wha
 
 fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'
 	cd test && SIMGPU_VALUES=1 TORCH=$(SIMGPU_TORCH) $(abspath $(SIMGPU))/run.sh $(abspath $(SIMGPU_VENV))/bin/python -m cudagraph_trees.fuzz $(ARGS)
+
+dist: $(STAMP) ## wheel and sdist of torch-memprof, in dist
+	rm -rf dist
+	$(VENV)/bin/python -m build -q --outdir dist .
+
+# Twice: where nothing is but the wheel and what it asks for, and over the CUDA build of torch,
+# which the simulated device needs. Neither environment outlives the next call.
+test-dist: dist ## install the wheel into empty environments and use it there: doctor, reports, simulate, a gate
+	rm -rf build/empty build/empty-simgpu
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install -q $(addprefix --extra-index-url ,$(TORCH_INDEX)) torch==$(DEFAULT_TORCH) dist/*.whl
+	.ci/use_installed build/empty/bin/python train
+	$(call over-simgpu,build/empty-simgpu,dist/*.whl,proof)
+	.ci/use_installed build/empty-simgpu/bin/python simulate
+
+sbom: ## what the empty environment of test-dist has, as CycloneDX: build/torch-memprof.cdx.json
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0
+	build/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml -o build/torch-memprof.cdx.json build/empty/bin/python
+
+conda-recipe: ## build/conda-recipe for conda-forge, of the sdist in dist
+	mkdir -p build/conda-recipe
+	sdist=$$(ls dist/torch_memprof-*.tar.gz); version=$${sdist#dist/torch_memprof-}; \
+	  sed "s/VERSION/$${version%.tar.gz}/; s/SHA256/$$(sha256sum $$sdist | cut -d' ' -f1)/" conda-recipe/meta.yaml > build/conda-recipe/meta.yaml
+
+gallery: $(STAMP) $(SIMGPU_STAMP) ## run the scripts of examples/gallery and write docs/gallery.md: ten minutes (ARGS='04 07': these alone)
+	PYTHONPATH=. $(VENV)/bin/python examples/gallery/make.py $(VENV)/bin/python $(SIMGPU_VENV)/bin/python $(ARGS)
+
+$(DOCS_STAMP): $(STAMP)
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev,docs]'
+	@rm -f $(VENV)/.docs-*
+	@touch $@
+
+docs: $(DOCS_STAMP) ## the site, in build/site; links and addresses are checked
+	$(VENV)/bin/mkdocs build --strict
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu
@@ -162,7 +212,7 @@ doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 setup: $(ENVIRONMENT) ## make the environment that the other targets use
 
 clean: ## delete everything that make made
-	rm -rf .venv .venv-* build out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-* build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP):
@@ -177,16 +227,21 @@ $(STAMP):
 
 # The simulated device's torch comes without the nvidia packages it names, so pip must not look at
 # memprof's dependency on torch: the others are read from its metadata.
+#   $(call over-simgpu,VENV,PIP'S WORDS FOR MEMPROF,EXTRA)
+define over-simgpu
+	base=$$($(SIMGPU)/setup.sh $(SIMGPU_TORCH) | tail -n 1)/venv/bin/python; \
+	  $$base -m venv $(1); \
+	  site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $$base -c "$$site" > "$$($(1)/bin/python -c "$$site")/simgpu.pth"
+	$(1)/bin/python -m pip install -q --no-deps $(2)
+	$(1)/bin/python .ci/requirements.py $(3) > $(1)/requirements.txt
+	$(1)/bin/python -m pip install -q -c constraints.txt -r $(1)/requirements.txt
+endef
+
 $(SIMGPU_STAMP):
 	@[ -n "$(SIMGPU_THERE)" ] || { \
 	  echo "there is no simulated device at $(SIMGPU): set SIMGPU=…, or leave this target out" >&2; exit 2; }
-	base=$$($(SIMGPU)/setup.sh $(SIMGPU_TORCH) | tail -n 1)/venv/bin/python; \
-	  $$base -m venv $(SIMGPU_VENV); \
-	  site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	  $$base -c "$$site" > "$$($(SIMGPU_VENV)/bin/python -c "$$site")/simgpu.pth"
-	$(SIMGPU_VENV)/bin/python -m pip install -q --no-deps -e .
-	$(SIMGPU_VENV)/bin/python .ci/requirements.py > $(SIMGPU_VENV)/requirements.txt
-	$(SIMGPU_VENV)/bin/python -m pip install -q -c constraints.txt -r $(SIMGPU_VENV)/requirements.txt
+	$(call over-simgpu,$(SIMGPU_VENV),-e .,dev)
 	@rm -f $(SIMGPU_VENV)/.complete-*
 	@touch $@
 

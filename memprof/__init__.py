@@ -20,6 +20,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .other_memprof import REPAIR, other_memprof
+
 if TYPE_CHECKING:
     from .compile_backend.session.profiling import (
         ProfilingSession,
@@ -51,6 +53,11 @@ __all__ = [
     "track",
     "watch_graphs",
 ]
+
+if _other := other_memprof():
+    from warnings import warn
+
+    warn(f"{_other}: {REPAIR}", stacklevel=2)
 
 _HOME = {
     **dict.fromkeys(("LoadedProfile", "load"), "profiler.verbs"),

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -78,6 +79,31 @@ def _same_file(a: str, b: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return os.path.normcase(os.path.realpath(a)) == os.path.normcase(os.path.realpath(b))
     return False
+
+
+LONG_S = 2.0
+"""Seconds after which a command that is still at work says so."""
+
+
+def says_that_it_works(command: Command) -> Command:
+    """Adds a line on standard error, if that is a terminal, where a command takes long."""
+
+    @functools.wraps(command)
+    def work(**values: Any) -> None:
+        name = click.get_current_context().command_path
+        note = threading.Timer(
+            LONG_S, click.echo, (f"{name}: still at work, nothing is wrong",), {"err": True}
+        )
+        note.daemon = True
+        if sys.stderr is not None and sys.stderr.isatty():
+            note.start()
+        try:
+            command(**values)
+        finally:
+            note.cancel()
+
+    working: Any = work
+    return working  # type: ignore[no-any-return]
 
 
 UNFORESEEN = (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError)

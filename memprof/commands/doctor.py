@@ -23,14 +23,17 @@ from pathlib import Path
 
 import click
 
+from memprof.other_memprof import REPAIR, other_memprof
+from memprof.profiler.support.host import UNKNOWN_VERSION, installed_version
 from memprof.profiler.views.report.page import PLAIN, Style, style_of
 
 from . import _torch_compat
-from ._common import json_option, print_json, print_text
+from ._common import json_option, print_json, print_text, says_that_it_works
 
 
 @click.command()
 @json_option
+@says_that_it_works
 def doctor(as_json: bool) -> None:
     """Say what is installed here, what works and what does not.
 
@@ -75,6 +78,8 @@ class Diagnosis:
     works: bool
     environment: list[Finding]
     features: list[Finding]
+    next: str
+    """What to type now: a command, or the advice of what fails first."""
 
 
 class _Fail(Exception):
@@ -115,11 +120,24 @@ def examine() -> Diagnosis:
         found[name] = _probe(name, probe)
     works = all(found[n].status is not Status.FAIL for n in ("torch", "entry point"))
     code = [found[f"Inductor code for {kind}"].status for kind in ("CPU", "GPU")]
+    works = works and Status.OK in code
     return Diagnosis(
-        works and Status.OK in code,
+        works,
         [found[name] for name in environment],
         [found[name] for name in features],
+        _next(works, found),
     )
+
+
+def _next(works: bool, found: dict[str, Finding]) -> str:
+    """The one command that leads on from here."""
+    simulates = found["memprof simulate"].status is Status.OK
+    if simulates and found["Inductor code for GPU"].status is not Status.OK:
+        return "memprof simulate --gpu h100-80gb -- python train.py"
+    if works:
+        return "memprof run train.py"
+    failures = (f for f in found.values() if f.status is Status.FAIL and f.advice)
+    return next((f"{f.advice} ({f.name})" for f in failures), "memprof report FILE")
 
 
 def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
@@ -142,6 +160,7 @@ def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
     rest = f"These work: {works}." if works else ""
     message = f"memprof does not work here as a backend: see `fail`. {rest}"
     out += ["", *textwrap.wrap("memprof works here." if diagnosis.works else message, style.width)]
+    out.append(f"Next: {diagnosis.next}")
     return "\n".join(line.rstrip() for line in out) + "\n"
 
 
@@ -161,10 +180,11 @@ def _probe(name: str, probe: Callable[[], str]) -> Finding:
 
 
 def _memprof() -> str:
-    try:
-        return version("memprof")
-    except PackageNotFoundError:
-        raise _Warn("not installed, imported from a folder", "pip install .") from None
+    if other := other_memprof():
+        raise _Fail(other, REPAIR)
+    if (found := installed_version()) == UNKNOWN_VERSION:
+        raise _Warn("not installed, imported from a folder", "pip install .")
+    return found
 
 
 def _torch() -> str:

@@ -22,6 +22,7 @@ from ._common import (
     print_line,
     rank_option,
     read,
+    says_that_it_works,
     shows_files,
 )
 
@@ -65,6 +66,7 @@ def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> No
     help="Print the JSON Schema of profiles in the format json, and end.",
 )
 @shows_files
+@says_that_it_works
 def export(
     files: tuple[str, ...],
     format_: str,

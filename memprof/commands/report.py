@@ -40,6 +40,7 @@ from ._common import (
     rank_option,
     read,
     read_by,
+    says_that_it_works,
     shows_files,
     table_options,
 )
@@ -84,6 +85,7 @@ def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Sty
     help="Exit with 1 if memory grows, and with 2 if the file cannot tell.",
 )
 @calls_option("With -o: open the page at operations and calls over time.")
+@says_that_it_works
 def report(
     file: str,
     full: bool,
@@ -194,6 +196,7 @@ def _limit(value: str) -> tuple[float, bool]:
 @rank_option
 @table_options
 @shows_files
+@says_that_it_works
 def diff(
     before: str,
     after: str,

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from importlib.metadata import PackageNotFoundError, version
 
+DISTRIBUTION = "torch-memprof"
+"""What pip installs: PyPI's ``memprof`` is another program."""
+
+
+UNKNOWN_VERSION = "unknown"
+"""Version of a memprof that was imported from a folder and is not installed."""
+
 
 def installed_version() -> str:
-    """Version of memprof; ``unknown`` where a folder was imported that is not installed."""
+    """Version of memprof, or ``UNKNOWN_VERSION``."""
     try:
-        return version("memprof")
+        return version(DISTRIBUTION)
     except PackageNotFoundError:
-        return "unknown"
+        return UNKNOWN_VERSION
 
 
 def resident_bytes() -> int | None:

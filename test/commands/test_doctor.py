@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def test_command(here: Diagnosis) -> None:
     result = CliRunner().invoke(main, ["doctor"], env={"COLUMNS": "80"})
     assert max(map(len, result.output.splitlines())) <= 80
     assert "This machine" in result.output
+    assert result.output.splitlines()[-1] == f"Next: {here.next}"
 
 
 def test_nothing_of_the_environment_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +161,54 @@ def test_probes_that_raise_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     assert "memprof does not work here as a backend: see `fail`. These work: " in text
 
 
+def test_the_next_command(here: Diagnosis) -> None:
+    found = by_name(here)
+
+    def after(works: bool, **statuses: Status) -> str:
+        names = {
+            "simulate": "memprof simulate",
+            "gpu": "Inductor code for GPU",
+            "torch": "torch",
+            "compiler": "C++ compiler",
+        }
+        changed = {
+            names[key]: Finding(names[key], status, "", f"mend {key}")
+            for key, status in statuses.items()
+        }
+        return doctor._next(works, {**found, **changed})
+
+    simulated = after(True, simulate=Status.OK, gpu=Status.WARN)
+    assert simulated == "memprof simulate --gpu h100-80gb -- python train.py"
+    assert after(True, simulate=Status.OK, gpu=Status.OK) == "memprof run train.py"
+    assert after(True, simulate=Status.WARN, gpu=Status.WARN) == "memprof run train.py"
+    failed = after(False, simulate=Status.WARN, torch=Status.FAIL, compiler=Status.FAIL)
+    assert failed == "mend torch (torch)"
+
+
+def test_the_other_memprof(tmp_path: Path) -> None:
+    """PyPI's memprof installs into the same folder, and is found before and after ours."""
+    import memprof
+
+    folder = tmp_path / "memprof"
+    folder.mkdir()
+    for path in Path(memprof.__file__).parent.iterdir():
+        (folder / path.name).symlink_to(path.resolve())
+    (folder / "mp_utils.py").write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def python(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+
+    assert "UserWarning: another program, PyPI's memprof" in python("import memprof").stderr
+    (folder / "__init__.py").unlink()
+    (folder / "__init__.py").write_text("__version__ = '0.3.6'\n")
+    look = "from memprof.commands import doctor; print(doctor._probe('memprof', doctor._memprof))"
+    assert "pip install --force-reinstall --no-deps torch-memprof" in python(look).stdout
+
+
 def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "entry_points", lambda **_: [])
     found = by_name(examine())
@@ -187,11 +237,13 @@ def test_look() -> None:
         False,
         [Finding("torch", Status.FAIL, "not installed", "pip install torch")],
         [Finding("CUDA graphs", Status.WARN, "no: " + "word " * 30)],
+        "pip install torch (torch)",
     )
     text = render_doctor(diagnosis, Style(width=80))
     assert text.splitlines()[:2] == [
         "This machine",
         "  fail  torch        not installed -> pip install torch",
     ]
+    assert text.splitlines()[-1] == "Next: pip install torch (torch)"
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b[31mfail" in render_doctor(diagnosis, Style(color=True))

@@ -65,7 +65,7 @@ def test_the_first_gradients_of_a_layer(leaves: list[Tensor], layer: nn.Module) 
 
     class Gate(Stop):
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
             return grad * 2, None if stopped[0] else grad
 
     parameters = [a, b, *layer.parameters()]

@@ -119,7 +119,7 @@ def test_formats(compile_forward: bool) -> None:
     x = torch.randn(2, 3, 8, 8)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.Conv2d(4, 4, 1, bias=False))
     for memory_format in (torch.contiguous_format, torch.channels_last):
-        model = model.to(memory_format=memory_format)
+        model = model.to(memory_format=memory_format)  # type: ignore[call-overload]
         run = compiled(model) if compile_forward else model
         parameters = list(model.parameters())
         clear(parameters)

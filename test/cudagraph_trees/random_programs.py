@@ -168,8 +168,8 @@ def same_numbers_in_all_kernels() -> Iterator[None]:
         yield
         return
     before = TritonOverrides._can_use_4x_random
-    TritonOverrides._can_use_4x_random = staticmethod(lambda: False)
+    TritonOverrides._can_use_4x_random = staticmethod(lambda: False)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TritonOverrides._can_use_4x_random = before
+        TritonOverrides._can_use_4x_random = before  # type: ignore[method-assign]

@@ -97,7 +97,7 @@ def expected() -> torch.Tensor:
         w1, w2 = (torch.tensor(v, requires_grad=True) for v in (0.5, 2.0))
         y = torch.tanh(w2 * torch.tanh(w1 * 0.1 * (i + 1)))
         y.backward()
-        out.append(torch.stack([y.detach(), w1.grad, w2.grad]))
+        out.append(torch.stack([y.detach(), w1.grad, w2.grad]))  # type: ignore[list-item]
     return torch.stack(out)
 
 

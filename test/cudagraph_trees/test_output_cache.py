@@ -62,7 +62,7 @@ SIZES: dict[str, Change] = {
     "unsqueeze_": lambda t: t.unsqueeze_(0),
     "t_": lambda t: t.t_(),
     "as_strided_": lambda t: t.as_strided_((2,), (1,)),
-    "set_": lambda t: t.set_(torch.zeros(5, device="cuda")),
+    "set_": lambda t: t.set_(torch.zeros(5, device="cuda")),  # type: ignore[call-overload]
 }
 OTHERS: dict[str, Change] = {
     "data": lambda t: setattr(t, "data", torch.zeros(5, device="cuda")),

@@ -123,7 +123,7 @@ def bert(layers: int) -> Case:
     """BERT for sequence classification with padding, dropout on."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=512, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4,
         intermediate_size=256, max_position_embeddings=64, num_labels=3,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def vit(layers: int) -> Case:
     """Vision transformer: a convolution, then an encoder."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
+    config = ViTConfig(  # type: ignore[call-arg]
         hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=256,
         image_size=32, patch_size=8, num_labels=10, hidden_dropout_prob=0.1,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from memprof.profiler.model import (
     TreeCause,
     TreeDetail,
 )
+from memprof.profiler.verbs import report_text
 from memprof.profiler.views.report import Style, summarize
 from memprof.profiler.views.report.format import (
     fit_path,
@@ -511,6 +512,13 @@ def test_utf8() -> None:
     )
     assert plain.startswith("memprof 0.1.0 · torch 2.13.0+cpu · Python 3.11.4\n")
     assert plain.replace("·", "|").replace("─", "-") == ascii_only
+
+
+def test_a_run_that_fell_back_says_so_in_its_first_line() -> None:
+    first = " ".join(report_text([troubled()], Style(width=100)).splitlines()[:2])
+    assert first.startswith("memprof fell back to plain Inductor, times: 1; what ran there may be")
+    assert "KeyError: 'buf7' [observe]" in first
+    assert "fell back" not in report_text([training()], Style())
 
 
 def test_a_ledger_of_several_days_has_dates() -> None:

@@ -72,6 +72,18 @@ def words() -> Section:
     return Section("words", "Words", tables=(table,), detail=True, name="words")
 
 
+def fell_back(s: Summary) -> Section:
+    """That memprof itself failed in the run, so that figures are of less than all; else nothing."""
+    times = sum(reason.count for reason in s.ledger.fallbacks)
+    if not times:
+        return NOTHING
+    text = (
+        f"memprof fell back to plain Inductor, times: {times:,}; what ran there may be missing "
+        f"below: {s.ledger.fallbacks[0].reason} (all: memprof report FILE --section ledger)"
+    )
+    return Section("fell-back", "", (Note(text, tone=Tone.ERROR),), name="fallbacks")
+
+
 def module_name(path: str | None) -> str | None:
     return "(root)" if path == "" else path
 

@@ -96,7 +96,7 @@ class Run:
 
 
 @pytest.fixture
-def model_file(tmp_path: Path) -> Iterator[str]:
+def model_file(tmp_path: Path) -> str:
     path = tmp_path / "model.py"
     path.write_text("class Net:\n    def forward(self, x):\n        return x\n")
     return str(path)

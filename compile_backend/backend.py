@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from memprof.profiler.support import process_hooks
 
 from . import _torch_compat
-from .inner_compile import InnerCompile
+from .inner_compile import GRAPH_LISTENERS, InnerCompile
 from .options import split_options
 from .session import profiler_callbacks
 from .session.runtime import RUNTIME
@@ -108,7 +108,8 @@ def _compile(
     # Where backwards are captured each process needs the graph of the backward, which a hit in
     # AOTAutograd's cache does not trace.
     capturing = own.compiled_autograd or captured is not None
-    warm = lines is not None and not capturing and bool(_torch_compat.aot_loadables())
+    warm = lines is not None and not (capturing or GRAPH_LISTENERS)
+    warm = warm and bool(_torch_compat.aot_loadables())
     inner = InnerCompile(
         options=own,
         dynamo_inputs=sources,

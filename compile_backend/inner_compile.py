@@ -45,6 +45,10 @@ from .stages.provenance.stage import AttributeStage, attribute
 
 T = TypeVar("T")
 
+GRAPH_LISTENERS: list[Callable[[GraphRecord, GraphModule], None]] = []
+"""Called with each graph before Inductor changes it. While there are any, graphs are traced, where
+AOTAutograd's cache would have them compiled: ``memprof.testing``."""
+
 
 @dataclass(eq=False, repr=False)
 class RecordStage(CompileStage):
@@ -128,6 +132,8 @@ class InnerCompile:
         self._forget_hits()
         try:
             graph = LiveGraph(self._new_record(gm, kind, kwargs))
+            for listen in GRAPH_LISTENERS:
+                listen(graph.record, gm)
             forward = self._forward_graph if kind is GraphKind.BACKWARD else None
             provenance = AttributeStage(
                 gm,

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from memprof.profiler.sources.allocator.replaced import before, replace
+
 _C: Any = torch._C
 _logging: Any = torch._logging
 
@@ -169,22 +171,23 @@ def step_counters() -> tuple[Any, Any]:
     return MarkStepBox, GenerationTracker
 
 
+def on_step_mark(do: Callable[[], None]) -> Callable[[], None]:
+    """Call ``do`` when a program calls ``torch.compiler.cudagraph_mark_step_begin()``, before the
+    step begins; what is returned ends that."""
+    import torch._inductor.cudagraph_trees as trees
+
+    return replace([trees], "mark_step_begin", before(do))
+
+
 def also_tell_of_incomplete_warm_ups(ours: Callable[[], None]) -> None:
     """Call ``ours`` as well, from now on, when a program calls
     ``torch.compiler.cudagraph_mark_warmup_incomplete()`` (torch 2.15), which knows of torch's own
     trees only."""
     import torch._inductor.cudagraph_trees as trees
 
-    theirs: Callable[[], None] | None = getattr(trees, "mark_warmup_incomplete", None)
-    if theirs is None or hasattr(theirs, "_memprof"):
-        return
-
-    def both() -> None:
-        ours()
-        theirs()
-
-    both._memprof = True  # type: ignore[attr-defined]
-    trees.mark_warmup_incomplete = both  # type: ignore[attr-defined, unused-ignore]
+    theirs = getattr(trees, "mark_warmup_incomplete", None)
+    if theirs is not None and not hasattr(theirs, "__wrapped__"):
+        replace([trees], "mark_warmup_incomplete", before(ours))
 
 
 _LATER_OPTIONS: dict[str, Any] = {

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeDetail
+from memprof.profiler.support.counter import Counter
 from memprof.profiler.support.process_hooks import ForkSafeLock
 
 log = logging.getLogger("memprof")
 
 MAX_ENTRIES = 10_000
-
-
-class Counter:
-    """A count that several threads can advance without losing any: ``tick()``."""
-
-    def __init__(self) -> None:
-        self._count = itertools.count()
-        self.tick: Callable[[], int] = self._count.__next__
-
-    @property
-    def value(self) -> int:
-        """Number of calls of ``tick`` so far."""
-        return int(repr(self._count)[len("count(") : -1])
 
 
 _Detail = Callable[[], TreeDetail | None]

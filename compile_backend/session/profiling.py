@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from memprof.profiler.file.profile_file import check_name, read_profile, write_profile
 from memprof.profiler.model import (
@@ -17,6 +17,7 @@ from memprof.profiler.model import (
     LedgerKind,
     Process,
     Profile,
+    StepRecord,
 )
 from memprof.profiler.sources.allocator.present import optimizer_state, present_accounts
 from memprof.profiler.support.errors import ProfileError
@@ -28,6 +29,9 @@ from .environment import process
 from .held_forwards import held_forwards, may_wait
 from .runtime import RUNTIME, Session
 from .streaming import LOG_CALLS, Streamer
+
+if TYPE_CHECKING:
+    from .steps import StepRecorder
 
 log = logging.getLogger("memprof")
 
@@ -61,14 +65,19 @@ class ProfilingSession(Views):
             ``NAME.memprof``, caught or not: what was asked for and by whom, why it did not fit, and
             everything that was live (docs/out-of-memory.md). Of several, the last one stays. Its
             placeholders are those of ``path``.
+        steps: where to write a line of JSON for each step while the program runs, e.g.
+            ``steps.jsonl``: its time, what allocators have, the peak by category, graphs recorded,
+            replayed and fallen back (docs/step-record.md). Its placeholders are those of ``path``.
+        on_step: called with the ``StepRecord`` of each step, within a quarter of a second, in a
+            thread of memprof's; with or without ``steps``.
 
     Attributes:
         path: of the file, placeholders filled in; None if there is none. Where another process
             writes that file, it becomes the path of another one.
 
     Raises:
-        ProfileNotWritableError: on entry, ``path`` cannot be written, or ``on_oom`` is no name of a
-            profile.
+        ProfileNotWritableError: on entry, ``path`` or ``steps`` cannot be written, or ``on_oom`` is
+            no name of a profile.
         RuntimeError: on entry, another session with ``eager`` or ``graphs`` is open.
         ValueError: ``max_calls`` is negative, or ``on_oom`` is ``path``.
     """
@@ -81,6 +90,8 @@ class ProfilingSession(Views):
         eager: bool = False,
         graphs: bool = False,
         on_oom: str | os.PathLike[str] | None = None,
+        steps: str | os.PathLike[str] | None = None,
+        on_step: Callable[[StepRecord], object] | None = None,
     ) -> None:
         if max_calls < 0:
             raise ValueError(f"max_calls is {max_calls}; it must be 0 or more")
@@ -93,6 +104,9 @@ class ProfilingSession(Views):
         self._all = eager
         self._eager = EagerMemory(accounts=eager, graphs=graphs)
         self._on_oom = on_oom
+        self._steps = steps
+        self._on_step = on_step
+        self._recorder: StepRecorder | None = None
         self._growth: list[Growth] = []
         self._accounts: list[DeviceAccount] = []
         self._state: dict[str, int] = {}
@@ -122,6 +136,13 @@ class ProfilingSession(Views):
                 self._streamer = Streamer(RUNTIME, self._session, path)
                 self._streamer.start()
                 self.path = self._streamer.path
+                undo.callback(self._streamer.finish, self._join)
+            if self._steps is not None or self._on_step is not None:
+                from .steps import StepRecorder
+
+                steps = None if self._steps is None else fill_path(self._steps, process())
+                self._recorder = StepRecorder(RUNTIME, steps, self._on_step)
+                self._recorder.start()
             if oom is not None:
                 self._stop_reports = write_to(oom, self._session)
             undo.pop_all()
@@ -133,6 +154,8 @@ class ProfilingSession(Views):
             return
         self._open = False
         self._stop_reports()
+        if self._recorder is not None:
+            _unless_it_fails(self._recorder.finish, "memprof failed to end the record of steps")
         try:
             self._eager.end(error)
             if self._eager.why_not:
@@ -152,6 +175,12 @@ class ProfilingSession(Views):
             self._result = self._result or Profile(complete=False)
         finally:
             RUNTIME.close_session()
+
+    def step(self) -> None:
+        """End a step here, for ``steps`` and ``on_step``; without them it does nothing. Where
+        nobody calls it, optimizers and marks of steps end them."""
+        if self._recorder is not None:
+            self._recorder.step()
 
     def _held(self) -> list[Growth]:
         # The call log of a long session takes a second to go through.

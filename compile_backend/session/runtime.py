@@ -20,10 +20,11 @@ from memprof.profiler.model import (
     NodeProvenance,
     Role,
 )
+from memprof.profiler.support.counter import Counter
 from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from .environment import new_profile, perf_origin_ns, process
-from .ledger import Counter, Ledger, LedgerKey
+from .ledger import Ledger, LedgerKey
 from .storage_identities import StorageIdentities
 
 # Who makes a profile imports its classes, which takes longer than to import all that compiles.

@@ -14,13 +14,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause, TreeDetail
+from memprof.profiler.support.counter import Counter
 
 from ..device.cuda import CudaPool
 from ..replay.node import CUDAGraphNode, number_of
-from ..replay.path import TreePath
+from ..replay.path import REPLAYS, TreePath
 from ..replay.spec import FunctionSpec
 
 MAX_ENTRIES = 10_000
+
+_COUNTS = {kind: Counter() for kind in LedgerKind}
+"""Calls of ``TreeLedger.add`` in this process, of all managers."""
+
+
+def graphs_so_far() -> tuple[int, int, int]:
+    """How often this process has recorded a graph, replayed one, and made a call without one that
+    graph trees served, in some microseconds."""
+    return (
+        _COUNTS[LedgerKind.RECORD].value + _COUNTS[LedgerKind.RERECORD].value,
+        REPLAYS.value,
+        _COUNTS[LedgerKind.SKIP].value + _COUNTS[LedgerKind.TREE_FAILURE].value,
+    )
 
 
 def measure(pool: CudaPool) -> Callable[[], dict[str, int]]:
@@ -66,6 +80,7 @@ class TreeLedger:
         tree = entry.tree
         assert tree is not None
         key = (kind, tree.function, tree.key, reason, tree.node, tree.parent)
+        _COUNTS[kind].tick()
         with self._lock:
             earlier = self._entries.get(key)
             if earlier is not None:

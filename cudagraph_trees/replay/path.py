@@ -39,6 +39,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from memprof.profiler.support.counter import Counter
+
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Output
 from .node import CalledOff, CUDAGraphNode, Node
@@ -56,6 +58,10 @@ _NONE = ExecutionState.NONE
 _EXECUTION = ExecutionState.EXECUTION
 _FORWARD = CompilationMode.FORWARD
 _BACKWARD = CompilationMode.BACKWARD
+
+
+REPLAYS = Counter()
+"""Replays in this process, of all managers."""
 
 
 class TreePath:
@@ -141,6 +147,7 @@ class TreePath:
                 raise
             inputs[:] = e.inputs
             return None
+        REPLAYS.tick()
         mode = child.wrapped_function.mode
         if mode is _FORWARD:
             self.pending_backward = True

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .profile import *
     from .program import *
     from .provenance import *
+    from .step import *
     from .tracker import *
 
 # Each only if none before has the name: a module also has the names that it imports.
@@ -41,6 +42,7 @@ _HOMES = (
     "device",
     "tracker",
     "profile",
+    "step",
 )
 
 

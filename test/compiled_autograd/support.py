@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -87,62 +86,6 @@ def check(
                     assert value is None or value == wanted_value, (name, run)
         assert len(found) == expect, [c.reason for c in found]
     clear(parameters)
-
-
-def brief(graph: Any) -> str:
-    """``compact`` for snapshots, the same on every supported torch.
-
-    Left out: that gradients are validated (``test_linear_relu`` shows where), the final
-    callbacks, and the gradient until now among the arguments of an accumulation, which has
-    none up to torch 2.12.
-    """
-    return compact(graph, validation=False)
-
-
-def compact(graph: Any, *, validation: bool = True) -> str:
-    """A captured graph with items written in place (``relu[0]``, ``inputs[3]``) and no
-    metadata; one call a line, under its own name."""
-    text: dict[Any, str] = {}
-
-    def show(value: Any) -> str:
-        if isinstance(value, torch.fx.Node):
-            return text[value]
-        if isinstance(value, (list, tuple)):
-            return "[" + ", ".join(map(show, value)) + "]"
-        return str(value)
-
-    lines = []
-    for node in graph.graph.nodes if hasattr(graph, "graph") else graph.nodes:
-        if node.op == "placeholder":
-            text[node] = str(node.target)
-        elif node.target is operator.getitem:
-            whole, part = node.args
-            if not validation and getattr(whole.target, "__name__", "") == "validate_outputs":
-                text[node] = show(whole.args[0][part])
-            else:
-                text[node] = f"{show(whole)}[{part}]"
-        elif node.op == "output":
-            if validation or node.args[0]:
-                lines.append(f"return {show(node.args[0])}")
-        else:
-            text[node] = node.name
-            target = getattr(node.target, "__name__", str(node.target))
-            args = node.args[:1] if target == "validate_outputs" else node.args
-            if not validation:
-                if target in ("validate_outputs", "_exec_final_callbacks_stub"):
-                    continue
-                if target == "call_accumulate_grad":
-                    args = (args[0], *args[-2:])
-            shown = [show(a) for a in args]
-            shown += [str(v) for v in node.kwargs.values() if isinstance(v, str)]
-            lines.append(f"{node.name} = {target}({', '.join(shown)})")
-    # AOTAutograd counts its graphs through the process; here from 0 in order of appearance.
-    numbers: dict[str, str] = {}
-
-    def renumber(match: re.Match[str]) -> str:
-        return "aot" + numbers.setdefault(match[1], str(len(numbers))) + "_"
-
-    return re.sub(r"\baot(\d+)_", renumber, "\n".join(lines))
 
 
 def peak_of(graph: Any, arguments: tuple[Any, ...], parameters: list[Tensor]) -> int:

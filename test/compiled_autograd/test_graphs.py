@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from memprof import compiled_autograd as ca
-
-from .support import brief, compact
+from memprof.testing import fx_text
 
 
 class TestGraphs(TestCase):
@@ -31,9 +30,9 @@ class TestGraphs(TestCase):
     def assertCaptured(
         self, fn: Callable[[], Any], expected: str, *, dynamic: bool = False
     ) -> None:
-        """The graph that ``fn`` captures, as ``brief`` writes it."""
+        """The graph that ``fn`` captures, as ``fx_text`` writes it."""
         (found,) = ca.capture(fn, dynamic=dynamic)
-        self.assertExpectedInline(brief(found.graph), expected, skip=1)
+        self.assertExpectedInline(fx_text(found.graph), expected, skip=1)
 
     def backward(self) -> None:
         self.linear(self.x).sum().backward()
@@ -42,7 +41,7 @@ class TestGraphs(TestCase):
         """All of it; the others leave out what is the same in each."""
         (found,) = ca.capture(lambda: F.relu(self.linear(self.x)).sum().backward())
         self.assertExpectedInline(
-            compact(found.graph),
+            fx_text(found.graph, engine=True),
             """\
 validate_outputs = validate_outputs([inputs[0]])
 sum_backward0 = SumBackward0([validate_outputs[0]], [True], [3, 8])
@@ -165,7 +164,7 @@ call_accumulate_grad = take_gradient(inputs[4], aot2_t_3, False)""",
 sum_backward0 = SumBackward0([inputs[0]], [True], [3, 8])
 mm_backward0 = MmBackward0([sum_backward0[0]], [False, True], None, 0, [4, 8], [1, 4], inputs[1], 0, [3, 4], [])
 tbackward0 = TBackward0([mm_backward0[1]], [True])
-call_hook = call_hook(hooks[0], tbackward0[0], tensor_pre_hook)
+call_hook = call_hook(hooks[0], tbackward0[0], hook_type=tensor_pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[2], call_hook, False)""",
         )
 
@@ -180,9 +179,9 @@ call_accumulate_grad = call_accumulate_grad(inputs[2], call_hook, False)""",
             step,
             """\
 sum_backward0 = SumBackward0([inputs[0]], [True], [3, 8])
-call_hook = call_hook(hooks[0], [sum_backward0[0]], pre_hook)
+call_hook = call_hook(hooks[0], [sum_backward0[0]], hook_type=pre_hook)
 mm_backward0 = MmBackward0([call_hook[0]], [False, True], None, 0, [4, 8], [1, 4], inputs[1], 0, [3, 4], [])
-call_hook_1 = call_hook(hooks[1], [mm_backward0[0], mm_backward0[1]], [call_hook[0]], post_hook)
+call_hook_1 = call_hook(hooks[1], [mm_backward0[0], mm_backward0[1]], [call_hook[0]], hook_type=post_hook)
 tbackward0 = TBackward0([call_hook_1[1]], [True])
 call_accumulate_grad = call_accumulate_grad(inputs[2], tbackward0[0], False)""",
         )
@@ -198,10 +197,10 @@ call_accumulate_grad = call_accumulate_grad(inputs[2], tbackward0[0], False)""",
 sum_backward0 = SumBackward0([inputs[0]], [True], [3, 8])
 mm_backward0 = MmBackward0([sum_backward0[0]], [False, True], None, 0, [4, 8], [1, 4], inputs[1], 0, [3, 4], [])
 tbackward0 = TBackward0([mm_backward0[1]], [True])
-call_hook = call_hook(hooks[0], [tbackward0[0]], pre_hook)
+call_hook = call_hook(hooks[0], [tbackward0[0]], hook_type=pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[2], call_hook[0], True)
-call_hook_1 = call_hook(hooks[2], inputs[2], post_acc_grad_hook)
-call_hook_2 = call_hook(hooks[1], [], [call_hook[0]], post_hook)""",
+call_hook_1 = call_hook(hooks[2], inputs[2], hook_type=post_acc_grad_hook)
+call_hook_2 = call_hook(hooks[1], [], [call_hook[0]], hook_type=post_hook)""",
         )
 
     def test_unpack_hook(self) -> None:
@@ -214,7 +213,7 @@ call_hook_2 = call_hook(hooks[1], [], [call_hook[0]], post_hook)""",
             step,
             """\
 sum_backward0 = SumBackward0([inputs[0]], [True], [3, 8])
-call_hook = call_hook(hooks[0], packed_data[0], unpack_hook)
+call_hook = call_hook(hooks[0], packed_data[0], hook_type=unpack_hook)
 mm_backward0 = MmBackward0([sum_backward0[0]], [False, True], None, 0, [4, 8], [1, 4], call_hook, 0, [3, 4], [])
 tbackward0 = TBackward0([mm_backward0[1]], [True])
 call_accumulate_grad = take_gradient(inputs[1], tbackward0[0], False)""",
@@ -265,9 +264,9 @@ call_accumulate_grad = call_accumulate_grad(inputs[2], clone_backward0[0], False
             step,
             """\
 sum_backward0 = SumBackward0([inputs[0]], [True], [3, 8])
-call_hook = call_hook(hooks[0], packed_data[0], unpack_hook)
+call_hook = call_hook(hooks[0], packed_data[0], hook_type=unpack_hook)
 sin_backward0 = SinBackward0([sum_backward0[0]], [True], call_hook)
-call_hook_1 = call_hook(hooks[1], packed_data[1], unpack_hook)
+call_hook_1 = call_hook(hooks[1], packed_data[1], hook_type=unpack_hook)
 mm_backward0 = MmBackward0([sin_backward0[0]], [False, True], None, 0, [4, 8], [1, 4], call_hook_1, 0, [3, 4], [])
 tbackward0 = TBackward0([mm_backward0[1]], [True])
 call_accumulate_grad = take_gradient(inputs[1], tbackward0[0], False)""",

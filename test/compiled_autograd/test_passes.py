@@ -22,8 +22,7 @@ from memprof.compiled_autograd.nodes import (
     call_hook,
     of_sizes,
 )
-
-from .support import compact
+from memprof.testing import fx_text
 
 aten = torch.ops.aten
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -71,7 +70,7 @@ class Builder:
             self.graph.output([])
         self.graph.lint()
         # Up to torch 2.12 an accumulation has no argument for the gradient until now.
-        return compact(self.graph).replace(", None,", ",")
+        return fx_text(self.graph, engine=True).replace(", None,", ",")
 
 
 class TestPasses(TestCase):
@@ -89,7 +88,7 @@ class TestPasses(TestCase):
             """\
 sin_default = sin.default(inputs[1])
 call_backward = call_backward(hooks[0], [], inputs[1])
-call_hook = call_hook(hooks[1], [], [inputs[1]], post_hook)
+call_hook = call_hook(hooks[1], [], [inputs[1]], hook_type=post_hook)
 cos_default = cos.default(inputs[1])
 call_accumulate_grad = call_accumulate_grad(inputs[0], cos_default, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
@@ -100,7 +99,7 @@ return []""",
             b.text(),
             """\
 call_backward = call_backward(hooks[0], [], inputs[1])
-call_hook = call_hook(hooks[1], [], [inputs[1]], post_hook)
+call_hook = call_hook(hooks[1], [], [inputs[1]], hook_type=post_hook)
 cos_default = cos.default(inputs[1])
 call_accumulate_grad = call_accumulate_grad(inputs[0], cos_default, False)
 _exec_final_callbacks_stub = _exec_final_callbacks_stub()
@@ -139,9 +138,9 @@ return [view_default]""",
         self.assertExpectedInline(
             b.text(),
             """\
-call_hook = call_hook(hooks[0], packed_data[0], unpack_hook)
-call_hook_1 = call_hook(hooks[1], packed_data[1], unpack_hook)
-call_hook_2 = call_hook(hooks[2], packed_data[2], unpack_hook)
+call_hook = call_hook(hooks[0], packed_data[0], hook_type=unpack_hook)
+call_hook_1 = call_hook(hooks[1], packed_data[1], hook_type=unpack_hook)
+call_hook_2 = call_hook(hooks[2], packed_data[2], hook_type=unpack_hook)
 sin_default = sin.default(inputs[0])
 mul_tensor = mul.Tensor(sin_default, call_hook_1)
 cos_default = cos.default(mul_tensor)
@@ -155,11 +154,11 @@ return [mul_tensor_2]""",
             b.text(),
             """\
 sin_default = sin.default(inputs[0])
-call_hook = call_hook(hooks[0], packed_data[0], unpack_hook)
-call_hook_1 = call_hook(hooks[1], packed_data[1], unpack_hook)
+call_hook = call_hook(hooks[0], packed_data[0], hook_type=unpack_hook)
+call_hook_1 = call_hook(hooks[1], packed_data[1], hook_type=unpack_hook)
 mul_tensor = mul.Tensor(sin_default, call_hook_1)
 cos_default = cos.default(mul_tensor)
-call_hook_2 = call_hook(hooks[2], packed_data[2], unpack_hook)
+call_hook_2 = call_hook(hooks[2], packed_data[2], hook_type=unpack_hook)
 mul_tensor_1 = mul.Tensor(cos_default, call_hook_2)
 call_backward = call_backward(hooks[3], [], mul_tensor_1)
 mul_tensor_2 = mul.Tensor(mul_tensor_1, call_hook)
@@ -188,7 +187,7 @@ sin_default = sin.default(inputs[2])
 tan_default = tan.default(inputs[2])
 cos_default = cos.default(sin_default)
 exp_default = exp.default(cos_default)
-call_hook = call_hook(hooks[0], sin_default, tensor_pre_hook)
+call_hook = call_hook(hooks[0], sin_default, hook_type=tensor_pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[0], call_hook, False)
 call_accumulate_grad_1 = call_accumulate_grad(inputs[1], tan_default, False)
 return [exp_default]""",
@@ -201,7 +200,7 @@ sin_default = sin.default(inputs[2])
 tan_default = tan.default(inputs[2])
 call_accumulate_grad_1 = call_accumulate_grad(inputs[1], tan_default, False)
 cos_default = cos.default(sin_default)
-call_hook = call_hook(hooks[0], sin_default, tensor_pre_hook)
+call_hook = call_hook(hooks[0], sin_default, hook_type=tensor_pre_hook)
 call_accumulate_grad = call_accumulate_grad(inputs[0], call_hook, False)
 exp_default = exp.default(cos_default)
 return [exp_default]""",
@@ -260,9 +259,9 @@ call_accumulate_grad_1 = call_accumulate_grad(inputs[1], sin_default, False)
 t_default = t.default(inputs[1])
 mul_tensor = mul.Tensor(t_default, sin_default)
 cos_default = cos.default(mul_tensor)
-call_hook = call_hook(hooks[0], inputs[0], post_acc_grad_hook)
-call_hook_1 = call_hook(hooks[1], [], [sin_default], post_hook)
-call_hook_2 = call_hook(hooks[2], inputs[1], post_acc_grad_hook)
+call_hook = call_hook(hooks[0], inputs[0], hook_type=post_acc_grad_hook)
+call_hook_1 = call_hook(hooks[1], [], [sin_default], hook_type=post_hook)
+call_hook_2 = call_hook(hooks[2], inputs[1], hook_type=post_acc_grad_hook)
 return []""",
         )
         passes.hooks_as_eager(b.graph)
@@ -271,12 +270,12 @@ return []""",
             """\
 sin_default = sin.default(inputs[2])
 call_accumulate_grad = call_accumulate_grad(inputs[0], sin_default, False)
-call_hook = call_hook(hooks[0], inputs[0], post_acc_grad_hook)
-call_hook_1 = call_hook(hooks[1], [], [sin_default], post_hook)
+call_hook = call_hook(hooks[0], inputs[0], hook_type=post_acc_grad_hook)
+call_hook_1 = call_hook(hooks[1], [], [sin_default], hook_type=post_hook)
 call_accumulate_grad_1 = call_accumulate_grad(inputs[1], sin_default, False)
 t_default = t.default(inputs[1])
 mul_tensor = mul.Tensor(t_default, sin_default)
-call_hook_2 = call_hook(hooks[2], inputs[1], post_acc_grad_hook)
+call_hook_2 = call_hook(hooks[2], inputs[1], hook_type=post_acc_grad_hook)
 cos_default = cos.default(mul_tensor)
 return []""",
         )

@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from memprof.profiler.model import GraphRecord, LedgerKind
+from memprof.profiler.support.counter import Counter as Ticks
 
 from ... import _torch_compat as compat
 from ...options import Options
-from ...session.ledger import Counter as Ticks
 from ...session.runtime import RUNTIME, LiveGraph
 from ..graphs import ObservableModel, running
 from ..pipeline import CompileStage

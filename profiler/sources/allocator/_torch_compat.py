@@ -135,6 +135,12 @@ def history_enabled() -> bool:
     return bool(torch._C._cuda_isHistoryEnabled())
 
 
+def has_context(device: int) -> bool:
+    """Tells whether this process has a context on a CUDA device, without making one."""
+    there: Callable[[int], bool] = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return there(device)
+
+
 def stop_history() -> None:
     torch.cuda.memory._record_memory_history(None)
 

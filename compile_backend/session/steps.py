@@ -1,0 +1,218 @@
+"""The record of a session's steps while it runs: ``memprof.profile(steps="steps.jsonl")``.
+
+Note [What ends a step]
+~~~~~~~~~~~~~~~~~~~~~~~
+``session.step()``; else ``step()`` of the optimizer that has made most steps, so that two that take
+turns end one together; else ``torch.compiler.cudagraph_mark_step_begin()``, whose first call ends
+none. What comes first in this list counts from its first time on, and what comes after it no more.
+A compiled optimizer tells nobody: mark its steps.
+
+Note [Who pays for a step]
+~~~~~~~~~~~~~~~~~~~~~~~~~~
+The thread that ends a step notes the time and the counters of allocators and graph trees, for some
+20 µs of its time. A thread of ours makes the record of it, within ``TICK_S``: it finds the
+calls of the step in the call log, and what was live in them, which it works out once for each
+sequence of calls. It also writes the file and tells who listens. What fails is logged once, and
+nothing of it reaches the program; a file that cannot be written ends there, and so does who listens
+and raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import msgspec
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memprof.cudagraph_trees._torch_compat import on_step_mark
+from memprof.cudagraph_trees.explain.ledger import graphs_so_far
+from memprof.profiler.live.attribution import Attribution, View
+from memprof.profiler.live.devices import timelines
+from memprof.profiler.model import DeviceTotals, StepEnd, StepRecord
+from memprof.profiler.sources.allocator.totals import device_totals
+from memprof.profiler.support.writing import check_writable, write_all
+
+from .environment import process
+from .runtime import CallRecord, Runtime, columns
+from .streaming import LOG_CALLS
+
+log = logging.getLogger("memprof")
+
+TICK_S = 0.25
+_ORDER: tuple[StepEnd, ...] = ("session", "mark", "optimizer", "call")
+_SEQUENCES = 1_024
+"""Sequences of calls of which is kept what was live in them."""
+
+_Note = tuple[StepEnd, int, int, list[DeviceTotals], tuple[int, int, int]]
+"""(what ended the step, ``time.time_ns()``, ``time.perf_counter_ns()``, allocators, graph trees)"""
+
+
+class StepRecorder:
+    """Notes steps from ``start`` to ``finish``.
+
+    Args:
+        path: of the file, None if there is none.
+    """
+
+    def __init__(
+        self, runtime: Runtime, path: str | None, on_step: Callable[[StepRecord], object] | None
+    ) -> None:
+        self.path = path
+        self._runtime = runtime
+        self._on_step = on_step
+        self._file: IO[bytes] | None = None
+        self._pid = os.getpid()
+        self._notes: deque[_Note] = deque()
+        self._ends: StepEnd = "session"
+        self._marks = itertools.count()
+        self._steps_of: Counter[int] = Counter()
+        self._logged: set[str] = set()
+        # What the last record that was made ended with.
+        self._steps = 0
+        self._ended_ns = time.perf_counter_ns()
+        self._graphs = graphs_so_far()
+        self._last = next(reversed(runtime.calls.after()), None)
+        # Calls of the step that has not ended: a server without any end would not stop.
+        self._calls: deque[CallRecord] = deque(maxlen=LOG_CALLS)
+        self._peak = functools.lru_cache(_SEQUENCES)(self._known_peak)
+        self._undo = contextlib.ExitStack()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memprof steps", daemon=True)
+
+    def start(self) -> None:
+        """Make the file and go on in a thread; raises ``ProfileNotWritableError``."""
+        if self.path is not None:
+            check_writable(self.path, "the record of steps")
+            self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+        self._undo.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._undo.callback(on_step_mark(self._marked))
+        self._thread.start()
+
+    def finish(self) -> None:
+        """End the last step if nothing else does, write what is left, and close the file."""
+        self._undo.close()
+        if self._pid != os.getpid():
+            return
+        if self._ends in _ORDER[:2]:
+            self._note("session")
+        self._stop.set()
+        self._thread.join()
+        self._work()
+        if self._file is not None:
+            self._file.close()
+
+    def step(self) -> None:
+        """End a step: the program says so."""
+        self._end("call")
+
+    # ---- in the threads of the program
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        most = max(self._steps_of.values(), default=0)
+        self._steps_of[id(optimizer)] += 1
+        if self._steps_of[id(optimizer)] > most:
+            self._end("optimizer")
+
+    def _marked(self) -> None:
+        if next(self._marks):
+            self._end("mark")
+
+    def _end(self, by: StepEnd) -> None:
+        if _ORDER.index(by) >= _ORDER.index(self._ends) and self._pid == os.getpid():
+            self._ends = by
+            self._note(by)
+
+    def _note(self, by: StepEnd) -> None:
+        def note() -> None:
+            counts = device_totals(), graphs_so_far()
+            self._notes.append((by, time.time_ns(), time.perf_counter_ns(), *counts))
+
+        self._try("note a step", note)
+
+    # ---- in our thread
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_S):
+            self._work()
+
+    def _work(self) -> None:
+        steps: list[StepRecord] = []
+        self._try("record a step", lambda: steps.extend(self._records()))
+        lines = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
+        if (file := self._file) is not None and not self._try(
+            f"write {self.path}", lambda: write_all(file.fileno(), lines)
+        ):
+            self._file = None
+        for step in steps:
+            if self._on_step is not None and not self._try(
+                "tell of a step", functools.partial(self._on_step, step)
+            ):
+                self._on_step = None
+
+    def _records(self) -> Iterator[StepRecord]:
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        if calls := self._runtime.calls.after(self._last):
+            self._last = calls[-1]
+            # It looks through all that is not packed.
+            self._runtime.calls.pack()
+        self._calls += calls
+        for by, time_ns, perf_ns, totals, graphs in notes:
+            calls = []
+            while self._calls and self._calls[0][3] <= perf_ns:
+                calls.append(self._calls.popleft())
+            key = tuple((call[0], call[1]) for call in calls)
+            peak: dict[str, dict[str, int]] = {}
+            self._try("say what was live", lambda: peak.update(self._peak(key)))  # noqa: B023
+            recorded, replayed, fallen_back = map(int.__sub__, graphs, self._graphs)
+            self._steps += 1
+            yield StepRecord(
+                step=self._steps,
+                time_ns=time_ns,
+                duration_ns=max(0, perf_ns - self._ended_ns),
+                ended_by=by,
+                rank=process().rank,
+                devices=totals,
+                peak=peak,
+                recorded=recorded,
+                replayed=replayed,
+                fallen_back=fallen_back,
+            )
+            self._ended_ns, self._graphs = perf_ns, graphs
+
+    def _known_peak(self, calls: tuple[tuple[int, int], ...]) -> dict[str, dict[str, int]]:
+        """The most known bytes at an instant of calls, by device and category; of each call the
+        graph and the program."""
+        profile = self._runtime.snapshot()
+        records = ((graph, program, at, at, 0) for at, (graph, program) in enumerate(calls))
+        profile.calls = columns(records, [g.id for g in profile.graphs])
+        attribution = Attribution(profile)
+        found: dict[str, dict[str, int]] = {}
+        for device, timeline in timelines(profile).items() if calls else ():
+            live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
+            found[device] = {share.key: share.nbytes for share in live.parts}
+            if live.unattributed:
+                found[device]["unknown"] = live.unattributed
+        return found
+
+    def _try(self, what: str, do: Callable[[], object]) -> bool:
+        """Do it; tells whether that went well, and the log the first time that it did not."""
+        try:
+            do()
+        except Exception as e:
+            if what not in self._logged:
+                self._logged.add(what)
+                log.error("memprof failed to %s: %s: %s.", what, type(e).__name__, e)
+            return False
+        return True

@@ -15,6 +15,7 @@ from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.views.report.section import (
     EVERY,
+    NOTHING,
     Note,
     Section,
     Show,

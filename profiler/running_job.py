@@ -29,7 +29,7 @@ from .live.growth import growth
 from .model import DeviceTotals, GraphKind, Process, Profile
 from .model.running_job import Present, Writer
 from .support import writing
-from .support.errors import ProfileError, ProfileForeignError
+from .support.errors import ProfileError, ProfileInvalidError
 from .views.advice import advise
 
 KEEP_CALLS = 100_000
@@ -83,7 +83,7 @@ class JobFile:
             self._document.add(frame)
             self._profile = self._made = None
         if self._document is None:
-            raise ProfileForeignError(self.path, "not a memprof profile, or not one yet")
+            raise ProfileInvalidError(self.path, "not a memprof profile, or not one yet")
         if self._profile is None:
             self._profile = self._document.profile()
         return self._profile

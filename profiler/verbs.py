@@ -51,7 +51,7 @@ class Views:
         """The profile.
 
         Raises:
-            ProfileMergedError: there are several, of several ranks.
+            ProfileError: there are several, of several ranks.
         """
         return single_profile(self.profiles(), self._name(), "use profiles()")
 
@@ -116,7 +116,7 @@ class Views:
 
         Raises:
             ImportError: pandas is not installed.
-            ProfileMergedError: there are several profiles, of several ranks.
+            ProfileError: there are several profiles, of several ranks.
         """
         profile = self.profile()
         from .views.export.tables import to_pandas
@@ -128,7 +128,7 @@ class Views:
 
         Raises:
             NothingToCompare: no part is in both.
-            ProfileMergedError: one is of several ranks.
+            ProfileError: one is of several ranks.
         """
         return Comparison(compare(self.profile(), after.profile(), device))
 

@@ -31,8 +31,6 @@ from memprof.profiler.model.limits import LARGEST, Count, Int
 from memprof.profiler.support.errors import (
     ProfileError,
     ProfileInvalidError,
-    ProfileTruncatedError,
-    ProfileVersionError,
 )
 
 from .frames import Damage, Frame, Kind, frames
@@ -95,9 +93,8 @@ def documents(data: bytes, path: str | None) -> list[Document]:
     """Decoded content of a file, a document for each process, in order of their headers.
 
     Raises:
-        ProfileTruncatedError: not even the first frame is whole.
         ProfileInvalidError: the file begins with something else than a whole frame.
-        ProfileTooLargeError: it unpacks to more than may be read.
+        ProfileUnreadableError: it unpacks to more than may be read.
     """
     found: list[Document] = []
     by_process: dict[int, Document] = {}
@@ -123,7 +120,7 @@ def documents(data: bytes, path: str | None) -> list[Document]:
             "before; copy it again or take the profile again",
         )
     elif not found:
-        raise ProfileTruncatedError(
+        raise ProfileInvalidError(
             path,
             f"truncated: not one whole frame in {len(data):,} bytes; copy it again or take the "
             "profile again",
@@ -200,7 +197,7 @@ class Document:
         if version != SCHEMA_VERSION:
             newer = version > SCHEMA_VERSION
             do = "read it with a newer memprof" if newer else "take the profile again"
-            raise ProfileVersionError(
+            raise ProfileInvalidError(
                 self._path,
                 f"schema version {version!r:.60}, written by memprof {header.memprof:.60}; this "
                 f"memprof reads version {SCHEMA_VERSION}: {do}",

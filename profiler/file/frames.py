@@ -80,7 +80,7 @@ def frames(data: bytes, path: str | None) -> Iterator[Frame | Damage]:
     """The whole frames of a file up to the first place that is damaged, and that place.
 
     Raises:
-        ProfileTooLargeError: they unpack to too much.
+        ProfileUnreadableError: they unpack to too much.
     """
     most = room = most_unpacked(len(data), path)
     view, at = memoryview(data), 0

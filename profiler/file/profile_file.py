@@ -75,7 +75,7 @@ def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
     """The profile that the content of a file holds.
 
     Raises:
-        ProfileMergedError: it holds several; others as ``decode_profiles``.
+        ProfileError: it holds several; others as ``decode_profiles``.
     """
     return single_profile(decode_profiles(data, path), path)
 
@@ -86,11 +86,11 @@ def single_profile(
     """The profile of a file that holds one; ``way_out`` says what to do where there are several.
 
     Raises:
-        ProfileMergedError: there are.
+        ProfileError: there are.
     """
     if len(profiles) > 1:
         ranks = ", ".join(str(p.process.rank) if p.process else "?" for p in profiles)
-        raise errors.ProfileMergedError(
+        raise errors.ProfileError(
             path, f"it holds {len(profiles)} profiles, of ranks {ranks}: {way_out}"
         )
     return profiles[0]
@@ -120,7 +120,7 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
                     f"{document.left_out[0]}; see docs/profile-format.md",
                 )
             found.append(profile)
-        except (errors.ProfileInvalidError, errors.ProfileVersionError) as e:
+        except errors.ProfileInvalidError as e:
             failed.append(e)
     if not found:
         raise failed[0]
@@ -132,7 +132,7 @@ def _check_kind(data: bytes, name: str | None) -> None:
     if MAGIC in data:
         return
     if may_begin(data):
-        raise errors.ProfileTruncatedError(
+        raise errors.ProfileInvalidError(
             name, "truncated: the file is empty; copy it again or take the profile again"
         )
     begin = data[:_BEGIN]
@@ -142,23 +142,23 @@ def _check_kind(data: bytes, name: str | None) -> None:
         except zlib.error:
             begin = b""
     if begin.startswith(MAGIC):
-        raise errors.ProfileForeignError(name, "a profile packed by gzip: unpack it first (gunzip)")
+        raise errors.ProfileInvalidError(name, "a profile packed by gzip: unpack it first (gunzip)")
     json = _JSON.match(begin)
     if json is not None and json[1] == str(SCHEMA_VERSION).encode():
-        raise errors.ProfileForeignError(
+        raise errors.ProfileInvalidError(
             name,
             "JSON of a profile, which `memprof export -f json` makes for other programs: give the "
             "profile that it was made of",
         )
     if json is not None:
-        raise errors.ProfileVersionError(
+        raise errors.ProfileInvalidError(
             name,
             "written by memprof 0.1.0, whose files this memprof does not read: take the profile "
             "again, or read it with memprof 0.1.0",
         )
     matches = (description for pattern, description in _OTHERS if re.search(pattern, begin))
     description = next(matches, f"a profile begins with the bytes {MAGIC!r}")
-    raise errors.ProfileForeignError(name, f"not a memprof profile: {description}")
+    raise errors.ProfileInvalidError(name, f"not a memprof profile: {description}")
 
 
 def read_profile(path: StrPath) -> Profile:
@@ -167,13 +167,11 @@ def read_profile(path: StrPath) -> Profile:
     What cannot be read of it is named in ``Profile.left_out`` and logged.
 
     Raises:
-        ProfileUnreadableError: it is missing, no regular file, or may not be read.
-        ProfileTooLargeError: it is, or unpacks to, more than Note [How much is read] allows.
-        ProfileTruncatedError: it ends too early.
-        ProfileForeignError: it is something else.
-        ProfileVersionError: it has a schema version other than ours.
-        ProfileInvalidError: nothing of it can be used.
-        ProfileMergedError: it holds several profiles, see ``read_profiles``.
+        ProfileUnreadableError: it is missing, no regular file, may not be read, or is, or unpacks
+            to, more than Note [How much is read] allows.
+        ProfileInvalidError: it is something else, of another schema version, or nothing of it can
+            be used.
+        ProfileError: it holds several profiles, see ``read_profiles``.
     """
     return single_profile(read_profiles(path), path)
 
@@ -182,7 +180,7 @@ def read_profiles(path: StrPath) -> list[Profile]:
     """Read and check a file of one profile or several (``memprof export -f memprof``).
 
     Raises:
-        ProfileError: as ``read_profile``, but for ``ProfileMergedError``.
+        ProfileError: as ``read_profile``, but that several are none.
     """
     return profiles_of(read_file(path), path)
 

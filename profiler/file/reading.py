@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from memprof.profiler.support.errors import ProfileTooLargeError, ProfileUnreadableError
+from memprof.profiler.support.errors import ProfileUnreadableError
 from memprof.profiler.support.text import parse_size
 from memprof.profiler.support.writing import why
 
@@ -39,8 +39,8 @@ def read_file(path: StrPath) -> bytes:
     """The content of a regular file.
 
     Raises:
-        ProfileUnreadableError: it is missing, no regular file, or may not be read.
-        ProfileTooLargeError: it is larger than Note [How much is read] allows.
+        ProfileUnreadableError: it is missing, no regular file, may not be read, or is larger than
+            Note [How much is read] allows.
     """
     return read_from(path, 0, None)[0]
 
@@ -53,7 +53,7 @@ def read_from(
     or where the file is shorter.
 
     Raises:
-        ProfileUnreadableError, ProfileTooLargeError: as ``read_file``, of what is new.
+        ProfileUnreadableError: as ``read_file``, of what is new.
     """
     try:
         with _open(Path(path)) as opened:
@@ -113,10 +113,10 @@ def _given() -> str:
     return os.environ.get(LIMIT_VARIABLE, "").strip().lower()
 
 
-def too_large(path: StrPath | None, what: str, most: float) -> ProfileTooLargeError:
+def too_large(path: StrPath | None, what: str, most: float) -> ProfileUnreadableError:
     """Error for a file beyond the ``most`` bytes that may be read; in its message ``what`` stands
     before "more"."""
-    return ProfileTooLargeError(
+    return ProfileUnreadableError(
         path,
         f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
         f"{LIMIT_VARIABLE}, e.g. to {max(int(most) * 8 >> 30, 1)}GiB or none",

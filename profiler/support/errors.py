@@ -22,29 +22,14 @@ class ProfileError(Exception):
 
 
 class ProfileUnreadableError(ProfileError):
-    """The operating system does not let us read the file (missing, a folder, no permission), or it
-    is no regular file (a pipe, a device)."""
-
-
-class ProfileTooLargeError(ProfileError):
-    """The file, or what it unpacks to, has more bytes than memprof reads of a file that may be
-    anybody's; the message names the environment variable that allows more."""
-
-
-class ProfileTruncatedError(ProfileError):
-    """The file begins like a profile and ends too early."""
-
-
-class ProfileForeignError(ProfileError):
-    """The file is something else than a memprof profile."""
-
-
-class ProfileVersionError(ProfileError):
-    """The file is a memprof profile of a schema version that this memprof cannot read."""
+    """The file is not read: it is missing, a folder or no regular file (a pipe, a device), may not
+    be read, or has, or unpacks to, more bytes than memprof reads of a file that may be anybody's;
+    the message names the environment variable that allows more."""
 
 
 class ProfileInvalidError(ProfileError):
-    """The file is a memprof profile whose content contradicts the schema.
+    """The file is no profile that this memprof reads: something else, one that ends too early, of
+    another schema version, or one whose content contradicts the schema.
 
     Attributes:
         where: path of the offending value in the document, e.g. ``$.graphs[0].kind``.
@@ -53,14 +38,6 @@ class ProfileInvalidError(ProfileError):
     def __init__(self, path: str | os.PathLike[str] | None, message: str, where: str = "$") -> None:
         self.where = where
         super().__init__(path, message)
-
-
-class ProfileMergedError(ProfileError):
-    """The file holds the profiles of several processes, and one was asked for."""
-
-
-class ProfileWithoutTimeError(ProfileError):
-    """A view over time is asked for, and the profile has the account of an instant alone."""
 
 
 class ProfileNotWritableError(ProfileError):

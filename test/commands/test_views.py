@@ -16,7 +16,7 @@ from memprof.profiler.file.profile_file import write_profile, write_profiles
 from memprof.profiler.model import Process, TrackerRecord
 from memprof.profiler.sources.process.tracker import MemoryTracker
 from memprof.profiler.support.errors import (
-    ProfileMergedError,
+    ProfileError,
     ProfileNotWritableError,
     ProfileUnreadableError,
 )
@@ -112,7 +112,7 @@ def test_several_ranks(tmp_path: Path) -> None:
     out = io.StringIO()
     found.report(file=out)
     assert out.getvalue().startswith("2 of 2 ranks")
-    with pytest.raises(ProfileMergedError, match="it holds 2 profiles, of ranks 0, 1"):
+    with pytest.raises(ProfileError, match="it holds 2 profiles, of ranks 0, 1"):
         found.profile()
 
 

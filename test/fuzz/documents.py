@@ -73,7 +73,7 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
             DataFlowDevice(
                 "cpu", [10, 20, 30],
                 {Category.PARAMETER: [4, 4, 4], Category.ACTIVATION: [0, 8, 0]}, 1,
-                [DataFlowStorage(8, Category.ACTIVATION, "aten::mm", "l1", frame, 15, 0),
+                [DataFlowStorage(8, Category.ACTIVATION, "aten::mm", "l1", frame, 15),
                  DataFlowStorage(4, Category.PARAMETER)],
             ),
             DataFlowDevice("cuda:0"),

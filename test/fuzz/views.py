@@ -20,7 +20,7 @@ from memprof.commands._common import UNFORESEEN
 from memprof.profiler.file.profile_file import encode_profile, read_profiles, write_profiles
 from memprof.profiler.live.devices import devices_of
 from memprof.profiler.model import Profile
-from memprof.profiler.support.errors import ProfileError, ProfileWithoutTimeError
+from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.text import visible, visible_json
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
@@ -106,7 +106,7 @@ def exports(profile: Profile) -> None:
         for format in FORMATS:
             try:
                 export_profile(profile, format, Path(folder, format), devices_of(profile))
-            except ProfileWithoutTimeError:
+            except ProfileError:
                 assert profile.accounts
                 assert format in ("perfetto", "memory-viz")
 

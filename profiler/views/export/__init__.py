@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from memprof.profiler.live.devices import devices_of
 from memprof.profiler.model import Profile
-from memprof.profiler.support.errors import ProfileWithoutTimeError
+from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.writing import output
 
@@ -47,7 +47,7 @@ def export_profile(
     Raises:
         ValueError: there is no such format, or it does not take several profiles.
         IndexError: the log has no such calls.
-        ProfileWithoutTimeError: ``perfetto`` or ``memory-viz``, of accounts alone.
+        ProfileError: ``perfetto`` or ``memory-viz``, of accounts alone.
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
     """
     if format not in FORMATS:
@@ -78,12 +78,12 @@ def check_has_time(profiles: Sequence[Profile], why: str) -> None:
     script used memprof's backend. The message begins with ``why``: what the view is for.
 
     Raises:
-        ProfileWithoutTimeError: there are accounts, and nothing that has a time.
+        ProfileError: there are accounts, and nothing that has a time.
     """
     if any(p.accounts for p in profiles) and not any(
         len(p.calls) or p.ledger or p.tracker or p.dataflow for p in profiles
     ):
-        raise ProfileWithoutTimeError(
+        raise ProfileError(
             None,
             f"{why}, and this profile has the account of one instant: use memprof report, or "
             "memprof export -f json",

@@ -40,9 +40,6 @@ from memprof.profiler.model import (
 from memprof.profiler.support.errors import (
     ProfileError,
     ProfileInvalidError,
-    ProfileMergedError,
-    ProfileTruncatedError,
-    ProfileVersionError,
 )
 
 
@@ -206,7 +203,7 @@ def test_a_file_cut_anywhere_is_what_its_whole_frames_say() -> None:
     # WHEN it ends at any byte THEN it is truncated, or the profile up to the last whole frame
     for n in range(len(data)):
         if n < first:
-            with pytest.raises(ProfileTruncatedError):
+            with pytest.raises(ProfileInvalidError):
                 decode_profile(data[:n])
             continue
         found = decode_profile(data[:n])
@@ -434,7 +431,7 @@ def test_what_is_not_known_is_passed_over() -> None:
 
 
 def test_another_version_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ProfileVersionError, match=r"schema version 5, written by memprof 9\.9"):
+    with pytest.raises(ProfileInvalidError, match=r"schema version 5, written by memprof 9\.9"):
         decode_profile(packed([header(5), (Kind.FIELDS, b"[]")]))
 
 
@@ -470,7 +467,7 @@ def test_concatenated_files_are_a_merged_file(tmp_path: Path) -> None:
         write_profile(profile, tmp_path / f"{n}.memprof")
     joined = b"".join((tmp_path / f"{n}.memprof").read_bytes() for n in range(3))
     assert decode_profiles(joined) == profiles
-    with pytest.raises(ProfileMergedError, match="holds 3 profiles, of ranks 0, 1, 2: say whose"):
+    with pytest.raises(ProfileError, match="holds 3 profiles, of ranks 0, 1, 2: say whose"):
         read_profile(tmp_path / "all.memprof")
     # AND one process that was killed takes nothing from the others
     cut = (tmp_path / "0.memprof").read_bytes() + (tmp_path / "1.memprof").read_bytes()[:-9]

@@ -36,8 +36,8 @@ from enum import Enum
 class Category(str, Enum):
     """Purpose of a storage, or of a block of an allocator.
 
-    ``AUTOGRAD_DETAIL`` and ``CONSTANT`` are of compiled code alone, those from ``DATALOADER_BATCH``
-    on of blocks of an allocator alone.
+    ``AUTOGRAD_DETAIL`` and ``CONSTANT`` are of compiled code alone, those from
+    ``COMMUNICATION_BUFFER`` on of blocks of an allocator alone.
     """
 
     PARAMETER = "parameter"
@@ -51,14 +51,12 @@ class Category(str, Enum):
     CONSTANT = "constant"
     PERSISTENT_STATE = "persistent_state"
     CHECKPOINTED_INPUT = "checkpointed_input"
-    DATALOADER_BATCH = "dataloader_batch"
-    """A copy on the device of what a DataLoader returned."""
     COMMUNICATION_BUFFER = "communication_buffer"
     """A buffer that DDP or FSDP sends from or receives into."""
     TENSOR = "tensor"
     """A tensor that the program holds, of unknown purpose: nobody watched when it was made."""
     ALLOCATED = "allocated"
-    """A block whose allocation site is known but not its purpose, as in a snapshot."""
+    """A block whose allocation site is known but not its purpose."""
     WORKSPACE = "workspace"
     """cuBLAS's workspace, which torch allocates once for each handle and stream."""
     UNKNOWN = "unknown"

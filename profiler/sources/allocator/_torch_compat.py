@@ -116,21 +116,6 @@ def on_checkpoint(do: Callable[[Sequence[Any]], None]) -> Undo:
     return undo_all(*undone)
 
 
-def on_batch(do: Callable[[Any], None]) -> Undo:
-    """Call ``do`` with each batch that an iterator of a ``DataLoader`` returns."""
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    def around(following: Callable[..., Any]) -> Callable[..., Any]:
-        def next_batch(self: Any) -> Any:
-            batch = following(self)
-            do(batch)
-            return batch
-
-        return next_batch
-
-    return replace([_BaseDataLoaderIter], "__next__", around)
-
-
 def history_enabled() -> bool:
     return bool(torch._C._cuda_isHistoryEnabled())
 

@@ -43,7 +43,6 @@ for all code.
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -267,8 +266,6 @@ class _CategoryRules:
         return (Category.UNKNOWN if self._now else Category.GRADIENT), ""
 
     def _of_forward(self, block: AllocatorBlock, at: Where, end: int | None) -> Category:
-        if _is_batch(block, at):
-            return Category.DATALOADER_BATCH
         of_model = bool(at.modules) or at.generated is not None  # which may run several modules
         if not self._trains:
             if end is None and at.modules:
@@ -298,13 +295,6 @@ class _CategoryRules:
         return self._marks[block.freed_after].clears or (
             at_once and block.requested in self._transient_workspaces
         )
-
-
-def _is_batch(block: AllocatorBlock, at: Where) -> bool:
-    line = at.innermost
-    if not block.batch or at.modules or line is None or block.frames[0] != line:
-        return False
-    return _COPY.search(linecache.getline(line.file, line.line)) is not None
 
 
 CACHE = "cache of transformers"
@@ -337,10 +327,6 @@ def of_distributed(frames: Sequence[SourceFrame]) -> tuple[Category, str] | None
                 return buffer, "reduce-scatter of FSDP1"
             return buffer, "parameters gathered by FSDP1"
     return None
-
-
-_COPY = re.compile(r"\.(to|cuda)\(")
-"""Marks a source line that copies a tensor to a device."""
 
 
 def _pools(peak: AllocatorInstant) -> tuple[list[PoolShare], list[AllocatorBlock]]:

@@ -111,7 +111,7 @@ _BY_CATEGORY = {
     Category.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
     Category.OUTPUT: "let go of outputs that are not needed any more",
     Category.TENSOR: "let go of tensors that are not needed any more",
-    Category.PERSISTENT_STATE: "smaller caches, moving averages on the host",
+    Category.PERSISTENT_STATE: "smaller caches",
     Category.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
     Category.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
 }

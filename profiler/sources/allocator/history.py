@@ -76,7 +76,6 @@ class AllocatorBlock:
         known_category: by the first mark that knew it, or persistent state if any knew it as that.
         written_often, checkpointed: whether it was written to often, or handed to a checkpointed
             function, at any mark.
-        batch: whether it is as large as a tensor of the last batch before.
         origin: of which operation of autograd it is, where that is known.
         owner: classes of the module whose own it is, as the first mark knew it that did.
         cut: whether the program let go of it since something had failed: of what was there at the
@@ -95,7 +94,6 @@ class AllocatorBlock:
     known_category: Category | None = None
     written_often: bool = False
     checkpointed: bool = False
-    batch: bool = False
     owner: str = ""
     origin: AutogradOrigin | None = None
     cut: bool = False
@@ -182,7 +180,6 @@ class AllocatorHistory:
         self.failed_mark: int | None = None
         self._requests = 0
         self._frees = 0
-        self._batch: frozenset[int] = frozenset()
         self._peak_pending = False
 
     @property
@@ -315,7 +312,6 @@ class AllocatorHistory:
 
     def _apply_mark(self, mark: Mark) -> None:
         """Note in the blocks that are there what a mark says of them."""
-        self._batch = mark.batch or self._batch
         if mark.cut:
             self.failed_mark = self.mark - 1
         for address in mark.checkpointed:
@@ -350,11 +346,9 @@ class AllocatorHistory:
     def _block(
         self, address: int, requested: int, size: int, frames: Any, stream: int
     ) -> AllocatorBlock:
-        block = AllocatorBlock(
+        return AllocatorBlock(
             address, requested, size, self.events, self.mark, frames, stream=stream
         )
-        block.batch = requested in self._batch
-        return block
 
     def _alloc(self, e: Mapping[str, Any], origin: AutogradOrigin | None) -> None:
         address, requested = e["addr"], e["size"]

@@ -42,7 +42,7 @@ from memprof.profiler.model import SourceFrame
 from . import _torch_compat as compat
 from .draining import on_main_thread
 from .history import AllocatorBlock, AllocatorHistory, drop_unused_marks
-from .known import Categories, Objects, of_parameters, of_state, sizes_of
+from .known import Categories, Objects, of_parameters, of_state
 from .marks import Mark, Phase
 from .operations import Backward, origins
 from .owners import owners
@@ -155,7 +155,6 @@ class HistoryFollower:
                 register_optimizer_step_post_hook(self._after_step).remove,
                 compat.on_checkpoint(self._checkpointed),
                 compat.around_clearing_of_workspaces(self._clears),
-                compat.on_batch(self._batch),
             ]
         compat.on_cuda_start(self._start)
         self._thread.start()
@@ -409,10 +408,6 @@ class HistoryFollower:
         found = {a for t in tensors for a, _ in compat.memory_of(t, "cuda")}
         if found:
             self._mark(None, checkpointed=frozenset(found))
-
-    @_hook
-    def _batch(self, batch: Any) -> None:
-        self._mark(None, batch=frozenset(sizes_of(batch)))
 
     def _looks_for_parameters(self) -> bool:
         """Tells whether to look at this step for parameters and state, which stay where they

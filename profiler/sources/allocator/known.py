@@ -9,10 +9,6 @@ What a program writes to and keeps from step to step, without training it. It is
 * *buffers that were written to*: by the tensor's counter of writes (``_version``), which compiled
   code raises as well, ``FEW`` times or more. Any other buffer is a constant of the model, and
   counts as a parameter;
-* *moving averages*: ``torch.optim.swa_utils.AveragedModel``; and parameters that no optimizer
-  holds and that were written to ``AVERAGED`` times, of a module that has the same names and shapes
-  as one with parameters in an optimizer. A copy that nobody writes to (a teacher) is made of
-  parameters;
 * *static tensors*: marked by ``torch._dynamo.mark_static_address``, and neither a parameter nor
   of an optimizer;
 * *caches of transformers*: keys, values and states of its classes of caches;
@@ -27,8 +23,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -45,13 +41,6 @@ MANY = 16
 FEW = 4
 """Writes to a buffer from which on it is state: an initial value, a scaled one and a checkpoint
 that is loaded are three."""
-
-AVERAGED = 6
-"""Writes to a parameter of a copy of a model from which on the copy is a moving average: two a step
-are usual, and three steps are what a simulated run has."""
-
-_DEEPEST = 4
-"""Depth of nested containers to which a batch is searched for tensors."""
 
 
 class KnownMemory(NamedTuple):
@@ -136,7 +125,7 @@ class Objects:
         for tensor in _tensors_of_caches():
             _add(static, tensor, Category.PERSISTENT_STATE)
         # Dynamo marks parameters, buffers and state of optimizers itself as static.
-        known = static | known | _averages(modules, optimizers)
+        known = static | known
         return KnownMemory(known, frozenset(often), gradients)
 
     def alive(self) -> Iterator[torch.nn.Module]:
@@ -160,31 +149,6 @@ def _of_modules(modules: Iterable[torch.nn.Module]) -> Categories:
             _add(known, tensor, Category.PERSISTENT_STATE if state else Category.PARAMETER)
         for tensor in _own(module, "_parameters"):
             _add_with_gradient(known, tensor)
-    return known
-
-
-def _averages(
-    modules: Sequence[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
-) -> Categories:
-    """Returns the parameters and buffers of moving averages of models."""
-    trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-    found: list[torch.Tensor] = []
-    of_trained = set()
-    candidates = []
-    for module in modules:
-        if isinstance(module, torch.optim.swa_utils.AveragedModel):
-            found += (*module.parameters(), *module.buffers())
-        named = list(module.named_parameters()) if trained else []
-        shapes = tuple((name, tuple(p.shape)) for name, p in named)
-        if any(id(p) in trained for _, p in named):
-            of_trained.add(shapes)
-        elif any(_is_written(p, AVERAGED) for _, p in named):
-            candidates.append((module, shapes))
-    for module, shapes in candidates:
-        found += module.parameters() if shapes in of_trained else ()
-    known: Categories = {}
-    for tensor in found:
-        _add(known, tensor, Category.PERSISTENT_STATE)
     return known
 
 
@@ -226,16 +190,6 @@ def _add_with_gradient(known: Categories, p: torch.Tensor) -> None:
 def _add(known: Categories, tensor: torch.Tensor, category: Category) -> None:
     for address, _ in compat.memory_of(tensor, "cuda"):
         known.setdefault(address, category)
-
-
-def sizes_of(batch: Any, deepest: int = _DEEPEST) -> set[int]:
-    """Bytes of each tensor of a batch of a DataLoader."""
-    if isinstance(batch, torch.Tensor):
-        return {batch.numel() * batch.element_size()} - {0}
-    inner = batch.values() if isinstance(batch, Mapping) else batch
-    if not deepest or not isinstance(batch, (Mapping, list, tuple)):
-        return set()
-    return set[int]().union(*(sizes_of(one, deepest - 1) for one in inner))
 
 
 def _tensors_of_caches() -> list[torch.Tensor]:

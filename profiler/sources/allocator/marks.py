@@ -27,7 +27,6 @@ class Mark:
         categories: of storages, by the address of their first byte, as far as looked for.
         line: of the program that waits in ``backward()`` from here on; None if not known.
         checkpointed: addresses of what is handed to a checkpointed function here.
-        batch: bytes of each tensor of a batch that a DataLoader returns here.
         owners: classes of modules whose storages are, by address, as far as looked for.
         written_often: addresses of what was written to often, as far as looked for.
         clears: whether cuBLAS's workspaces, and nothing else, are given back here.
@@ -41,7 +40,6 @@ class Mark:
     categories: dict[int, Category] = field(default_factory=dict)
     line: SourceFrame | None = None
     checkpointed: frozenset[int] = frozenset()
-    batch: frozenset[int] = frozenset()
     written_often: frozenset[int] = frozenset()
     owners: dict[int, str] = field(default_factory=dict)
     clears: bool = False

@@ -134,7 +134,7 @@ def device_peak(
             unknown_to_graphs -= same
             found[passed.label] -= same
     # Inputs and outputs of compiled code are the program's tensors, too.
-    tensors = sum(now.get(p, 0) for p in (model.Category.TENSOR, model.Category.DATALOADER_BATCH))
+    tensors = now.get(model.Category.TENSOR, 0)
     counted = sum(found.get(c.label, 0) for c in (model.Category.INPUT, model.Category.OUTPUT))
     found["other tensors"] = max(0, tensors - counted)
     unattributed = account.most_allocated - sum(found.values())

@@ -500,7 +500,7 @@ def test_categories_can_be_told_apart(page: Page, report: Path, dark: bool) -> N
     if dark:
         page.select_option("#theme", "dark")
     names: list[str] = page.evaluate("memprof.STACK")
-    of_blocks = list(Category)[list(Category).index(Category.DATALOADER_BATCH) : -1]
+    of_blocks = list(Category)[list(Category).index(Category.COMMUNICATION_BUFFER) : -1]
     assert sorted(names) == sorted(c.value for c in Category if c not in of_blocks)
     colors = {
         n: page.evaluate("v => memprof.color(v)", f"--cat-{n.replace('_', '-')}") for n in names

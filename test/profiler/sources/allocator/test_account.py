@@ -523,29 +523,6 @@ def test_what_is_handed_to_a_checkpointed_function(model_file: str) -> None:
     assert found[16] == (Category.INPUT, "")
 
 
-def test_a_batch_is_known_by_its_bytes_and_by_the_line_that_copies_it(
-    tmp_path: Path, model_file: str
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("x = x.to(device)\nmask = torch.ones(n, device=device)\n")
-    copy, fill = (str(script), 1, "main"), (str(script), 2, "main")
-    run = Run()
-    run.take(1, copy)  # before any loader returned anything
-    run.say(Mark(Phase.FORWARD, 0, batch=frozenset(mib * MIB for mib in (2, 4, 8, 16))))
-    run.take(2, copy)
-    run.take(3, copy)  # of other bytes: another type, or none of the batch
-    run.take(4, fill)
-    run.take(8, (model_file, 3, "forward"), copy)
-    run.take(16, (f"{SITE}/torch/nn/modules/module.py", 3, "convert"), copy)
-    run.mark(Phase.BACKWARD)
-    assert run.categories() == {
-        2: (Category.DATALOADER_BATCH, ""),
-        1 + 3 + 16: (Category.INPUT, ""),
-        4: (Category.INPUT, ""),
-        8: (Category.OUTPUT, ""),
-    }
-
-
 def test_a_block_of_a_backward_has_the_line_that_waits_for_it(model_file: str) -> None:
     calls = Frame("/home/me/train.py", 7, "step")
     run = Run()

@@ -82,7 +82,7 @@ class Program:
             if self.random.random() < 0.2:
                 self.mark(phase, number, checkpointed=frozenset(self.some()))
             if self.random.random() < 0.2:
-                self.mark(phase, number, batch=frozenset({self.random.choice((512, KIB))}))
+                self.mark(phase, number)
             if self.random.random() < 0.1:
                 self.mark(phase, number, written_often=frozenset(self.some(0.1)))
             going = [a for a, until in self.live.items() if until <= number]

@@ -22,7 +22,6 @@ from memprof.profiler.model import (
     SCHEMA_VERSION,
     AllocationProgram,
     CallColumns,
-    GraphKind,
     GraphRecord,
     LedgerEntry,
     Profile,
@@ -59,11 +58,6 @@ class _Header(msgspec.Struct):
     format: str = ""
     schema_version: int = 0
     memprof: str = "?"
-
-
-class _NewGraph(msgspec.Struct):
-    id: Int
-    kind: GraphKind
 
 
 class _Programs(msgspec.Struct):
@@ -206,8 +200,8 @@ class Document:
     def _graph(self, payload: bytes) -> None:
         change = msgspec.json.decode(payload, type=_GRAPH)
         id = change.get("id")
-        if id not in self._graphs:
-            msgspec.json.decode(payload, type=_NewGraph)  # It has what every graph has.
+        if id is None or (id not in self._graphs and "kind" not in change):
+            raise ValueError("a graph without its id, or a new one without its kind")
         earlier = self._programs.setdefault(id, [])
         new: _Programs | None = change.pop("programs", None)
         if new is not None:

@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import mode
 from typing import NamedTuple
 
 from memprof.profiler.model import (
@@ -164,8 +163,6 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
         if grown >= enough and all(b > a for a, b in pairwise(least)):
             parts = _alike(later[0], later[-1], device)
             each = grown // round(3 * quarter)
-            names = [t.holder for t in later[-1].largest if t.device == device and t.holder]
-            holder = mode(names or [p.detail for p in parts[:1]] or [""])
             begin = len(snapshots) - len(later) + 1
             yield Growth(
                 GrowthSource.TRACKER,
@@ -175,7 +172,7 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
                 step="snapshot",
                 since=begin,
                 steps=len(snapshots),
-                holder=holder,
+                holder=parts[0].detail if parts else "",
                 parts=parts,
             )
 

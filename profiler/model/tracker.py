@@ -170,8 +170,6 @@ class TensorInfo:
         name: qualified name of a parameter or buffer, "" if it is none or not known.
         graph, node, category: for memory of a compiled graph: ``GraphRecord.id``, the FX node
             that made it and what it is for; None where not known.
-        holder: who refers to it, e.g. ``losses[...], global of train.py``; "" if not known. Asked
-            for at the end and where memory runs out.
     """
 
     shape: tuple[Int, ...]
@@ -185,7 +183,6 @@ class TensorInfo:
     graph: Int | None = None
     node: str | None = None
     category: Category | None = None
-    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,27 +346,11 @@ class OperationSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorShapes:
-    """The calls of an operator with certain input shapes (one entry an input, () for what is no
-    tensor), and time in it and in no other operator."""
-
-    shapes: tuple[tuple[Int, ...], ...]
-    count: Int
-    self_cpu_ns: Int = 0
-    self_device_ns: Int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class OperatorStatistics:
     """One PyTorch operator over all windows of ``track_pytorch_ops()``.
 
     Times and bytes are ``torch.profiler``'s: *self* is without the operators that it calls;
     bytes are allocations less releases, so they can be negative. *Device* is the accelerator.
-
-    Attributes:
-        name: e.g. ``aten::mm``.
-        shapes: by input shapes, most frequent first, at most some; () if not recorded.
-        other_shapes: calls with shapes that are not in ``shapes``.
     """
 
     name: str
@@ -382,8 +363,6 @@ class OperatorStatistics:
     self_cpu_bytes: Int = 0
     device_bytes: Int = 0
     self_device_bytes: Int = 0
-    shapes: tuple[OperatorShapes, ...] = ()
-    other_shapes: Int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from memprof.profiler.model import (
     OperationColumns,
     OperationSummary,
     OperatorRecord,
-    OperatorShapes,
     OperatorStatistics,
     Outside,
     PoolShare,
@@ -164,8 +163,7 @@ def _tracker() -> TrackerRecord:
         ],
         OperatorRecord(
             [Span(30, 40)],
-            [OperatorStatistics("aten::mm", 3, 9, 8, 7, 6, 5, 4, 3, 2,
-                                (OperatorShapes(((2, 3), (3, 4)), 3, 1, 1),), 0)],
+            [OperatorStatistics("aten::mm", 3, 9, 8, 7, 6, 5, 4, 3, 2)],
             77,
         ),
     )  # fmt: skip

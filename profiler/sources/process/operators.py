@@ -19,7 +19,6 @@ import torch
 from memprof.profiler.model import (
     OperatorCall,
     OperatorRecord,
-    OperatorShapes,
     OperatorStatistics,
     Span,
 )
@@ -28,10 +27,6 @@ from memprof.profiler.support.process_hooks import ForkSafeLock
 from . import _torch_compat
 
 MAX_OPERATORS = 5_000
-MAX_SHAPES = 16
-"""Combinations of input shapes that a record has of each operator."""
-_COUNTED_SHAPES = 256
-"""Combinations of input shapes that are counted; further ones are counted together."""
 MAX_WINDOWS = 1_000
 MAX_SEQUENCE = 10_000
 """Most single calls that a record has: all of them are written again after each window."""
@@ -69,8 +64,8 @@ class OperatorTable:
         self._sequence: list[OperatorCall] = []
         # A signal's handler can write the record while this thread adds a window.
         self._lock = ForkSafeLock()
-        # By operator and input shapes: calls, _TIMES in ns, and _BYTES.
-        self._sums: dict[str, dict[Shapes, list[int]]] = {}
+        # By operator: calls, _TIMES in ns, and _BYTES.
+        self._sums: dict[str, list[int]] = {}
 
     def add(self, averages: Sequence[Any], allocations: Sequence[int], window: Span) -> None:
         """Add a window.
@@ -85,7 +80,7 @@ class OperatorTable:
                 if is_operator(a.key) and _torch_compat.ran_on_host(a):
                     times = [round(1000 * getattr(a, name)) for name in _TIMES]
                     figures = [a.count, *times, *(getattr(a, name) for name in _BYTES)]
-                    self._add(a.key, as_shapes(a.input_shapes), figures)
+                    self._add(a.key, figures)
             highest = max(accumulate(allocations, initial=0))
             self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, highest)
             self.windows.append(window)
@@ -96,34 +91,24 @@ class OperatorTable:
         with self._lock:
             self._sequence = [*self._sequence, *calls][-most:]
 
-    def _add(self, name: str, shapes: Shapes, figures: list[int]) -> None:
+    def _add(self, name: str, figures: list[int]) -> None:
         if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
             name = OTHER
-        by_shapes = self._sums.setdefault(name, {})
-        if shapes not in by_shapes and len(by_shapes) >= _COUNTED_SHAPES:
-            shapes = ()
-        sums = by_shapes.setdefault(shapes, [0] * len(figures))
+        sums = self._sums.setdefault(name, [0] * len(figures))
         for i, value in enumerate(figures):
             sums[i] += value
 
     def record(self) -> OperatorRecord:
         """The statistics, highest self host time first."""
         with self._lock:
-            found = [_statistics(name, by_shapes) for name, by_shapes in self._sums.items()]
+            found = [
+                OperatorStatistics(name, **dict(zip(_FIGURES, sums, strict=True)))
+                for name, sums in self._sums.items()
+            ]
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
             return OperatorRecord(
                 list(self.windows), found, self.peak_cpu_bytes, list(self._sequence)
             )
-
-
-def _statistics(name: str, by_shapes: dict[Shapes, list[int]]) -> OperatorStatistics:
-    ranked = sorted(by_shapes.items(), key=lambda item: (-item[1][0], item[0]))
-    kept = [OperatorShapes(shapes, n[0], n[2], n[4]) for shapes, n in ranked if shapes]
-    kept = kept[:MAX_SHAPES]
-    sums = [sum(column) for column in zip(*by_shapes.values(), strict=True)]
-    others = sums[0] - sum(s.count for s in kept) if kept else 0
-    figures: dict[str, Any] = dict(zip(_FIGURES, sums, strict=True))
-    return OperatorStatistics(name, **figures, shapes=tuple(kept), other_shapes=others)
 
 
 def as_shapes(shapes: Any) -> Shapes:
@@ -177,13 +162,11 @@ class OperatorWindow:
         self,
         table: Callable[[], OperatorTable | None],
         report: Callable[[str], None],
-        shapes: bool,
         memory: bool,
         sequence: int,
     ) -> None:
         self._table = table
         self._report = report
-        self._shapes = shapes
         self._memory = memory
         self._sequence = sequence
         self._profile: Any = None
@@ -201,7 +184,7 @@ class OperatorWindow:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             profile = torch.profiler.profile(
                 activities=kinds,
-                record_shapes=self._shapes,
+                record_shapes=self._sequence > 0,
                 profile_memory=self._memory,
             )
             profile.start()
@@ -221,7 +204,7 @@ class OperatorWindow:
         try:
             profile.stop()
             if (table := self._table()) is not None:
-                averages = profile.key_averages(group_by_input_shape=self._shapes)
+                averages = profile.key_averages()
                 if self._sequence:
                     calls = calls_in(profile.events(), window, self._sequence)
                     table.add_calls(calls, self._sequence)

@@ -17,8 +17,7 @@ import torch
 
 from memprof.profiler import model
 from memprof.profiler.file.profile_file import encode_profile
-from memprof.profiler.model import MemorySnapshot, SnapshotKind, TensorInfo, TrackedDevice
-from memprof.profiler.sources.allocator.referrers import Referrers
+from memprof.profiler.model import MemorySnapshot, SnapshotKind, TrackedDevice
 from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.host import installed_version
 from memprof.profiler.support.process_hooks import ForkSafeLock
@@ -30,7 +29,7 @@ from .operators import OperatorTable
 from .ration import Pace
 from .settings import TrackerSettings, toml_value
 from .sources import Sources, described
-from .tensors import LiveTensors, Pause, TensorStorage, no_pause
+from .tensors import LiveTensors, Pause, no_pause
 from .thinning import thin_snapshots
 
 log = logging.getLogger("memprof")
@@ -263,10 +262,7 @@ def take_snapshot(
     pause()
     sources.tensors.recheck(pause)
     pause()
-    storages = sources.tensors.largest(pause)
-    largest = [operations.described(s) for s in storages]
-    if kind in _NAMED:
-        _find_holders(largest, storages, operations)
+    largest = [operations.described(s) for s in sources.tensors.largest(pause)]
     pause()
     resident = sources.process.resident()
     devices = _devices(sources, resident)
@@ -286,29 +282,6 @@ def take_snapshot(
         complete=complete,
         took_ns=time.perf_counter_ns() - begin,
     )
-
-
-_NAMED = frozenset({SnapshotKind.END, SnapshotKind.OUT_OF_MEMORY})
-"""Snapshots that look up the referrers of tensors: it takes a second for a million objects, in one
-piece, which nobody wants at each of the others."""
-
-
-def _find_holders(
-    largest: list[TensorInfo], storages: list[TensorStorage], operations: OperationLog
-) -> None:
-    """Fill in the holder of each entry of ``largest`` without a name."""
-    asked = [
-        (i, tensor)
-        for i, s in enumerate(storages)
-        if not largest[i].name and (tensor := s.tensor()) is not None
-    ]
-    try:
-        chains = Referrers().chains([tensor for _, tensor in asked], [asked, *asked])
-    except Exception as e:
-        operations.report(f"asking who refers to tensors failed: {type(e).__name__}: {e}")
-        return
-    for (i, _), chain in zip(asked, chains, strict=True):
-        largest[i] = dataclasses.replace(largest[i], holder=chain)
 
 
 def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, TrackedDevice]:

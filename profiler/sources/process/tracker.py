@@ -314,13 +314,10 @@ class MemoryTracker:
         self._used()
         return self._recorder.operations if self.started else None
 
-    def track_pytorch_ops(
-        self, *, shapes: bool = True, memory: bool = True, sequence: int = 0
-    ) -> OperatorWindow:
+    def track_pytorch_ops(self, *, memory: bool = True, sequence: int = 0) -> OperatorWindow:
         """Context manager: statistics of the operators that run inside.
 
         Args:
-            shapes: also by input shapes.
             memory: also the bytes that they allocate, and the highest sum of them.
             sequence: how many single calls, the last ones of all windows, are kept in order beside
                 the sums; at most ``MAX_SEQUENCE``.
@@ -330,7 +327,7 @@ class MemoryTracker:
         """
         if not 0 <= sequence <= MAX_SEQUENCE:
             raise ValueError(f"sequence={sequence}: 0 to {MAX_SEQUENCE:,} calls can be kept")
-        return OperatorWindow(self._operator_table, self._problem, shapes, memory, sequence)
+        return OperatorWindow(self._operator_table, self._problem, memory, sequence)
 
     def _problem(self, text: str) -> None:
         self._recorder.problem(text)

@@ -416,7 +416,7 @@ def test_what_is_of_another_type_is_named_by_its_path() -> None:
             b'{"id":1,"programs":{"from":0,"items":[3]}}',
             "Expected `object`, got `int` - at `$.programs.items[0]`",
         ),
-        (Kind.GRAPH, b'{"id":7}', "Object missing required field `kind`"),
+        (Kind.GRAPH, b'{"id":7}', "a new one without its kind"),
     ):
         found = decode_profile(more(kind, payload))
         assert says in found.left_out[0]

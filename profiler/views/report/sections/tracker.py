@@ -138,15 +138,11 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
     after = format_ns(s.time_ns - record.metadata.start_ns)
     columns = [col.BYTES, col.share(s.total_bytes)]
     columns += _IN_WORDS
-    held = any(t.holder for t in s.largest)
-    if held:
-        columns.append(col.Code("held by", below=True))
     # Those alike in all of this are one row: a leak is many of them.
     rows: list[col.Row] = []
     for t, count in _alike(s.largest):
         nbytes = t.nbytes * count
-        holder = (t.holder,) if held else ()
-        rows.append((nbytes, nbytes, *_in_words(t, count), *holder))
+        rows.append((nbytes, nbytes, *_in_words(t, count)))
     title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
     rest = s.total_bytes - sum(t.nbytes for t in s.largest)
     note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
@@ -268,14 +264,11 @@ def _operators(record: model.TrackerRecord, show: Show) -> Section:
         columns.append(col.Bytes("device bytes", adds=True))
     rows: list[col.Row] = []
     for s in o.operators:
-        common = s.shapes[0] if s.shapes else None
-        shapes = " ".join(str(list(x)) for x in common.shapes if x) if common else ""
         figures: col.Row = (s.count, s.self_cpu_ns, s.cpu_ns, s.self_cpu_bytes)
         if device:
             figures += (s.self_device_ns, s.self_device_bytes)
-        text = f"{shapes} ({common.count:,})" if common and shapes else "-"
-        rows.append((s.name, *figures, text))
-    table = Table((*columns, col.Text("most frequent shapes")), rows)
+        rows.append((s.name, *figures))
+    table = Table(tuple(columns), rows)
     tables = (table, _sequence(o.sequence)) if o.sequence else (table,)
     return Section("", f"PyTorch operators in {windows}{peak}", tables=tables)
 

@@ -1,4 +1,4 @@
-"""Operator statistics: counts, times, bytes and shapes, added up over windows."""
+"""Operator statistics: counts, times and bytes, added up over windows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import torch
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import OperatorStatistics, TrackerRecord
 from memprof.profiler.sources.process import operators as operators_module
+from memprof.profiler.sources.process import record_file
 from memprof.profiler.sources.process.operators import as_shapes, is_operator
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
+def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTracker]:
+    monkeypatch.setattr(record_file, "REST", 0)
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
     yield found
@@ -29,7 +31,7 @@ def by_name(tracker: MemoryTracker) -> dict[str, OperatorStatistics]:
     return {s.name: s for s in tracker.record().pytorch_operations.operators}
 
 
-def test_counts_shapes_bytes_and_times(tracker: MemoryTracker) -> None:
+def test_counts_bytes_and_times(tracker: MemoryTracker) -> None:
     a, b = torch.ones(4, 8), torch.ones(8, 16)
     for _ in range(2):
         with tracker.track_pytorch_ops():
@@ -38,14 +40,8 @@ def test_counts_shapes_bytes_and_times(tracker: MemoryTracker) -> None:
             torch.ones(2, 8) @ b
     mm = by_name(tracker)["aten::mm"]
     assert mm.count == 8
-    assert [(s.shapes, s.count) for s in mm.shapes] == [
-        (((4, 8), (8, 16)), 6),
-        (((2, 8), (8, 16)), 2),
-    ]
     assert mm.self_cpu_bytes == 6 * 4 * 16 * 4 + 2 * 2 * 16 * 4
     assert mm.cpu_ns >= mm.self_cpu_ns > 0
-    assert sum(s.self_cpu_ns for s in mm.shapes) == pytest.approx(mm.self_cpu_ns, abs=16)
-    assert mm.other_shapes == 0
     record = tracker.record().pytorch_operations
     assert len(record.windows) == 2
     times = [s.self_cpu_ns for s in record.operators]
@@ -71,11 +67,11 @@ def test_backward_is_seen(tracker: MemoryTracker) -> None:
     assert not [n for n in found if "autograd::engine" in n or n == "[memory]"]
 
 
-def test_without_shapes_and_memory(tracker: MemoryTracker) -> None:
-    with tracker.track_pytorch_ops(shapes=False, memory=False):
+def test_without_memory(tracker: MemoryTracker) -> None:
+    with tracker.track_pytorch_ops(memory=False):
         torch.ones(3).sum()
     found = by_name(tracker)["aten::sum"]
-    assert (found.count, found.shapes, found.other_shapes, found.cpu_bytes) == (1, (), 0, 0)
+    assert (found.count, found.cpu_bytes) == (1, 0)
 
 
 def test_an_exception_passes(tracker: MemoryTracker) -> None:
@@ -95,21 +91,16 @@ def test_beside_another_profiler_it_measures_nothing_and_says_so(tracker: Memory
     assert said == "track_pytorch_ops: another profiler is on, so nothing was measured"
 
 
-def test_many_operators_and_shapes_stay_bounded(
+def test_many_operators_stay_bounded(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operators_module, "MAX_OPERATORS", 3)
-    monkeypatch.setattr(operators_module, "MAX_SHAPES", 2)
-    monkeypatch.setattr(operators_module, "_COUNTED_SHAPES", 20)
     with tracker.track_pytorch_ops():
         for i in range(1, 60):
             torch.ones(i).sum()
     found = by_name(tracker)
     assert len(found) <= 4
     assert operators_module.OTHER in found
-    for s in found.values():
-        assert len(s.shapes) <= 2
-        assert sum(x.count for x in s.shapes) + s.other_shapes == s.count
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from memprof.profiler.model import (
     OperationSummary,
     OperatorCall,
     OperatorRecord,
-    OperatorShapes,
     OperatorStatistics,
     Profile,
     RunState,
@@ -114,7 +113,6 @@ def full() -> TrackerRecord:
             [
                 OperatorStatistics(
                     "aten::mm", 20, 4_000_000, 3_000_000, 0, 0, MIB, MIB, 0, 0,
-                    (OperatorShapes(((4, 8), (8, 2)), 15, 1, 0),), 5,
                 ),
                 OperatorStatistics("aten::add", 5, 500_000, 500_000),
             ],
@@ -172,10 +170,10 @@ step          5.00 MiB  4.00 MiB  cuda:0  float32  2 x [1024, 512]  -           
 step          5.00 MiB      56 B  cpu     int64    [7]              2 tensors share it  step/forward
 
 PyTorch operators in a window of 2.00 s, at most 3.00 MiB of CPU memory
-operator   calls  self CPU      CPU  CPU bytes  most frequent shapes
-────────────────────────────────────────────────────────────────────
-aten::mm      20   3.00 ms  4.00 ms   1.00 MiB  [4, 8] [8, 2] (15)
-aten::add      5    500 us   500 us        0 B  -
+operator   calls  self CPU      CPU  CPU bytes
+──────────────────────────────────────────────
+aten::mm      20   3.00 ms  4.00 ms   1.00 MiB
+aten::add      5    500 us   500 us        0 B
 
   The last 3 calls, in order; bytes are allocations less releases
 operator        after      CPU  CPU bytes  shapes

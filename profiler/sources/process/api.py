@@ -171,7 +171,7 @@ def track(
     found = _configured(given).settings
     with _lock:
         if _tracker is None:
-            tracker, parent = _new(found, starts_by_use=False), None
+            tracker, parent = _new(found), None
         else:
             tracker, parent = _tracker, _tracker.pid
             if parent == os.getpid():
@@ -189,11 +189,10 @@ def track(
         return tracker
 
 
-def _new(settings: TrackerSettings, *, starts_by_use: bool) -> MemoryTracker:
+def _new(settings: TrackerSettings) -> MemoryTracker:
     global _tracker
     _tracker = tracker = MemoryTracker(
         settings,
-        starts_by_use=starts_by_use,
         on_start=lambda: LIFECYCLE.attach(tracker),
         on_end=LIFECYCLE.ended,
     )
@@ -206,32 +205,20 @@ def _configured(arguments: Mapping[str, object]) -> Configured:
     An argument is the caller's own, at this line, and raises. A file may be somebody else's, in a
     folder above, and the variables are this job's: a job must not end because of one.
     """
-    found, takes = configured(arguments, environment={}, file=False), ""
-    wrong: dict[str, None] = {}
-    for file, places in (True, "files"), (False, "files and variables"):
-        try:
-            found = configured(arguments, file=file)
-            break
-        except Exception as e:
-            reason = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
-            wrong[reason.rstrip(".")], takes = None, places
-    if wrong:
-        log.error("%s. The tracker takes no setting from %s", "; ".join(wrong), takes)
-    return found
+    found = configured(arguments, environment={}, file=False)
+    try:
+        return configured(arguments)
+    except Exception as e:
+        reason = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
+        log.error("%s. The tracker takes no setting from files and variables", reason.rstrip("."))
+        return found
 
 
 def current_tracker() -> MemoryTracker:
-    """The tracker of this process; one that does nothing if none was initialized.
-
-    Unless a file or variable says ``enabled = true`` in so many words: then it starts with the
-    first operation, checkpoint or operator window that goes through it, if none was initialized
-    until then. So code that is instrumented for good is switched on without being changed.
-    """
+    """The tracker of this process; one that does nothing if none was started."""
     with _lock:
         if _tracker is None:
-            found = _configured({})
-            wanted = found.settings.enabled and "enabled" in found.origin
-            return _new(found.settings, starts_by_use=wanted)
+            return _new(_configured({}).settings)
         if _tracker.pid != os.getpid():
             _warn_of_fork(_tracker.pid)
         return _tracker

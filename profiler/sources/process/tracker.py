@@ -115,7 +115,6 @@ class MemoryTracker:
         settings: TrackerSettings | None = None,
         *,
         clock: Callable[[], int] = time.perf_counter_ns,
-        starts_by_use: bool = False,
         on_start: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
@@ -123,7 +122,6 @@ class MemoryTracker:
         Args:
             settings: the defaults where none are given.
             clock: the time in ns, in place of ``time.perf_counter_ns``.
-            starts_by_use: start with the first operation, checkpoint or operator window.
             on_start: called when it starts, by the thread that starts it.
             on_end: called when its file is written.
         """
@@ -135,12 +133,10 @@ class MemoryTracker:
         self._wake = threading.Event()
         self._hears_no_more: Callable[[], None] = lambda: None
         self.configure(settings or TrackerSettings())
-        self._starts_by_use = starts_by_use
 
     def configure(self, settings: TrackerSettings) -> None:
         """Take settings before it starts, for the first time or again: with an empty record."""
         self.pid = os.getpid()
-        self._starts_by_use = False
         self._state: RunState | None = None
         self._paused = False
         self._thread: threading.Thread | None = None
@@ -297,7 +293,6 @@ class MemoryTracker:
         """Take a snapshot named ``name`` now."""
         if torch.compiler.is_compiling():
             return
-        self._used()
         if self.enabled:
             self._recorder.guard(self.snapshot, SnapshotKind.CHECKPOINT, str(name))
 
@@ -305,13 +300,7 @@ class MemoryTracker:
         """Context manager and decorator: what runs inside is operation ``name``."""
         return TrackedOperation(self._operation_log, name)
 
-    def _used(self) -> None:
-        if self._starts_by_use and self.pid == os.getpid():
-            self._starts_by_use = False
-            self.start()
-
     def _operation_log(self) -> OperationLog | None:
-        self._used()
         return self._recorder.operations if self.started else None
 
     def track_pytorch_ops(self, *, memory: bool = True, sequence: int = 0) -> OperatorWindow:
@@ -333,7 +322,6 @@ class MemoryTracker:
         self._recorder.problem(text)
 
     def _operator_table(self) -> OperatorTable | None:
-        self._used()
         return self._recorder.operators if self.enabled else None
 
     def scan(self) -> None:

@@ -18,7 +18,7 @@ import torch
 import memprof
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Profile, SnapshotKind
-from memprof.profiler.sources.process import api, record_file
+from memprof.profiler.sources.process import record_file
 from memprof.profiler.sources.process import recorder as recorder_module
 from memprof.profiler.sources.process.operations import CURRENT
 from memprof.profiler.sources.process.ration import Allowance
@@ -157,23 +157,8 @@ def test_wrong_toml(
     (said,) = messages(caplog)
     assert f"{tmp_path / 'memprof.toml'}: [memprof]: there is no setting 'intervall'" in said
     assert "did you mean interval?" in said
-    assert said.endswith("The tracker takes no setting from files")
-    # The variables are this job's own, whoever the file is of.
-    assert tracker.settings.largest == 3
-
-
-def test_wrong_variables_too(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MEMPROF_LARGEST", "many")
-    for text in ("[memprof]\nintervall = 1\n", ""):
-        caplog.clear()
-        (tmp_path / "memprof.toml").write_text(text)
-        assert memprof.track(interval=30).settings.largest == 10
-        memprof.stop_tracking()
-        assert "largest is 'many': Expected `int`" in messages(caplog)[0]
-        assert ("no setting 'intervall'" in messages(caplog)[0]) == bool(text)
-        assert "takes no setting from files and variables" in messages(caplog)[0]
+    assert said.endswith("The tracker takes no setting from files and variables")
+    assert tracker.settings.largest == 10
 
 
 def test_wrong_arguments_are_the_callers_mistake() -> None:
@@ -248,53 +233,6 @@ def test_made_disabled_it_starts_when_enabled(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 1
     memprof.stop_tracking()
     assert record(tmp_path).metadata.settings["enabled"] == "true"
-
-
-def test_a_file_that_says_enabled_starts_what_is_only_instrumented(tmp_path: Path) -> None:
-    # GIVEN code that names operations and initializes nothing
-    program = """
-        tracker = memprof.current_tracker()
-
-        @tracker.track_operation("work")
-        def work():
-            pass
-
-        print("made", tracker.started, flush=True)
-        work()
-        memprof.checkpoint("after")
-        print("worked", tracker.started)
-        """
-    # WHEN nothing says it is on, or a file says it is off, THEN it stays off
-    assert run(program, tmp_path).stdout == "made False\nworked False\n"
-    (tmp_path / "memprof.toml").write_text("[memprof]\nenabled = false\n")
-    assert run(program, tmp_path).stdout == "made False\nworked False\n"
-    assert files(tmp_path) == []
-    # WHEN the file says it is on THEN it starts with the first operation
-    (tmp_path / "memprof.toml").write_text("[memprof]\nenabled = true\ninterval = 60\n")
-    assert run(program, tmp_path).stdout == "made False\nworked True\n"
-    found = record(tmp_path)
-    assert [(s.name, s.count) for s in found.operation_summary] == [("work", 1)]
-    assert found.metadata.settings["interval"] == "60.0"
-
-
-def test_what_initializes_a_tracker_is_not_overtaken_by_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(api, "_tracker", None)
-    monkeypatch.setenv("MEMPROF_ENABLED", "true")
-    early = memprof.current_tracker().track_operation("early")
-    # WHEN the program itself decides, before anything named is run
-    tracker = memprof.track(tmp_path, enabled=False, interval=60)
-    with early:
-        pass
-    # THEN that counts
-    assert not tracker.started
-    assert files(tmp_path) == []
-    tracker = memprof.track(tmp_path, interval=30)
-    with early:
-        pass
-    assert tracker.settings.interval == 30
-    assert tracker.record().operation_summary[0].count == 1
 
 
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -186,15 +186,6 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedMemory:
-    """Pinned host memory of torch's allocator, in bytes: what it has from the system, and what of
-    it is handed out, None where torch does not know."""
-
-    reserved_bytes: Int
-    allocated_bytes: Int | None
-
-
-@dataclass(frozen=True, slots=True)
 class TrackedDevice:
     """The memory of one device in a snapshot; see Note [Bytes of the tracker].
 
@@ -224,9 +215,6 @@ class MemorySnapshot:
         name: of a checkpoint; of a failed allocation device, bytes and what was free; else "".
         total_bytes, total_tensors: all devices' ``tensor_bytes`` and ``tensors``.
         resident_bytes: of the process, None where the system does not say.
-        children: resident bytes of each process that this one has started, such as workers of a
-            DataLoader: memory that they share with it is in each.
-        pinned: None where nothing was pinned.
         devices: by device, e.g. ``cpu``, ``cuda:0``, ``mps:0``.
         largest: the largest tensors, largest storage first; a storage stands once.
         operations: name paths of the operations that were running.
@@ -250,8 +238,6 @@ class MemorySnapshot:
     complete: bool = True
     took_ns: Int = 0
     merged: Int = 0
-    children: tuple[Count, ...] = ()
-    pinned: PinnedMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ class HistoryFollower:
         # Whether the main thread has been asked to drain and has not come to it: few calls can wait
         # for one that is in C for long.
         self._asked = False
-        # Held while a mark is set: a DataLoader may be read by a thread of its own.
+        # Held while a mark is set: any thread of the program may run a backward.
         self._marking: Any = threading.RLock()
         self._few_marks = _MANY_MARKS
         self._peaks_before: dict[int, tuple[int, int]] = {}

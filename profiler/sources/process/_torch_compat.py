@@ -53,10 +53,6 @@ def cuda_statistics(device: int) -> dict[str, Any]:
     return found
 
 
-PINNED_COMES_BACK = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-"""Whether the allocator of pinned host memory takes what is freed off its count of bytes in use."""
-
-
 # --- operators ----------------------------------------------------------------------------
 
 

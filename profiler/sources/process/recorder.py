@@ -274,8 +274,6 @@ def take_snapshot(
         total_bytes=nbytes,
         total_tensors=tensors,
         resident_bytes=resident[0] if resident is not None else None,
-        children=sources.process.children(),
-        pinned=sources.accelerators.pinned(),
         devices=devices,
         largest=tuple(largest),
         operations=tuple(dict.fromkeys(running)),

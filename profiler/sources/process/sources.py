@@ -16,10 +16,8 @@ answer is not known.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import os
 import re
 import sys
 import time
@@ -30,7 +28,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import FigureSource, PinnedMemory, TrackedDevice
+from memprof.profiler.model import FigureSource, TrackedDevice
 from memprof.profiler.support.host import physical_memory, resident_bytes
 
 from . import _torch_compat
@@ -85,16 +83,6 @@ class ProcessMemory:
         right, and takes forty times as long."""
         return _rusage_highest() > _own_highest()
 
-    def children(self) -> tuple[int, ...]:
-        """Resident bytes of each process that this one has started; () where there is no /proc."""
-        found = []
-        for thread in Path("/proc/self/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # It has just ended.
-                for child in thread.read_text().split():
-                    statm = Path(f"/proc/{child}/statm").read_text()
-                    found.append(int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-        return tuple(found)
-
     def allocated(self) -> int | None:
         """Bytes that malloc has handed out, see Note [Costly questions]; None where that is not
         known."""
@@ -126,14 +114,6 @@ class Accelerators:
             allocated = counters["allocated_bytes"]["all"]
             found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
         return found
-
-    def pinned(self) -> PinnedMemory | None:
-        """Pinned host memory that torch has from the system; None where it has asked for none."""
-        counters = torch.cuda.memory.host_memory_stats_as_nested_dict()  # None before CUDA starts.
-        if not counters.get("num_host_alloc"):
-            return None
-        has, uses = (counters[name]["current"] for name in ("allocated_bytes", "active_bytes"))
-        return PinnedMemory(has, uses if _torch_compat.PINNED_COMES_BACK else None)
 
     def full(self) -> dict[str, TrackedDevice]:
         """By device: all that a snapshot has of its allocator."""
@@ -195,13 +175,6 @@ def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
             "read from /proc, which this system does not have",
         ),
         (
-            "child processes",
-            linux,
-            "the physical memory of each process that this one has started: workers of DataLoaders",
-            "what these have started; what several processes share counts in each",
-            "read from /proc, which this system does not have",
-        ),
-        (
             "malloc",
             linux,
             "bytes that glibc's malloc has handed out, CPU tensors and everything else",
@@ -213,14 +186,6 @@ def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
             _torch_compat.cuda_in_use(),
             "bytes handed out and reserved, the highest mark",
             "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
-            "CUDA was not in use",
-        ),
-        (
-            "pinned host memory",
-            _torch_compat.cuda_in_use(),
-            "what torch's allocator of it has from the system, rounded up to powers of two, and "
-            "what of that is in use",
-            "what libraries pin themselves; before torch 2.13 what is in use",
             "CUDA was not in use",
         ),
         (

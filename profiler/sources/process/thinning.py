@@ -64,7 +64,6 @@ def _merge(earlier: model.MemorySnapshot, later: model.MemorySnapshot) -> model.
     return dataclasses.replace(
         later,
         devices=devices,
-        children=max(later.children, earlier.children, key=sum),
         merged=later.merged + earlier.merged + 1,
         took_ns=max(later.took_ns, earlier.took_ns),
     )

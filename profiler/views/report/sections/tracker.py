@@ -76,11 +76,8 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
         col.Count("live tensors"),
         *col.alike(col.Bytes, "bytes", "resident"),
         *col.alike(col.Bytes, *("CPU allocated" if d == "cpu" else d for d in devices)),
+        col.Text("in operation"),
     )
-    parents, pins = any(s.children for s in shown), any(s.pinned for s in shown)
-    columns += (col.Count("children"), col.Bytes("theirs")) * parents
-    columns += col.alike(col.Bytes, "pinned: in use", "cached", "in all") * pins
-    columns += (col.Text("in operation"),)
     peak = max(record.snapshots, key=_height)
     rows: list[col.Row] = []
     for s in shown:
@@ -90,19 +87,10 @@ def _memory(record: model.TrackerRecord, show: Show, limit: int) -> Section:
         allocated = (m.allocated_bytes if m else None for m in found)
         figures = (s.total_tensors, s.total_bytes, s.resident_bytes, *allocated)
         after = s.time_ns - record.metadata.start_ns
-        figures += (len(s.children), sum(s.children)) * parents
-        has, uses = (s.pinned.reserved_bytes, s.pinned.allocated_bytes) if s.pinned else (0, 0)
-        figures += (uses, None if uses is None else has - uses, has) * pins
         rows.append((after, what, *figures, ", ".join(s.operations) or "-"))
     hidden = len(record.snapshots) - len(shown)
     text = f"{len(shown):,} of {len(record.snapshots):,} snapshots; * is the highest."
     notes = [Note(text)] if hidden else []
-    most = max((s.children for s in record.snapshots), key=sum)
-    if most:
-        text = (
-            f"{len(most):,} child processes, as of a DataLoader, had {show(sum(most))} resident: "
-        )
-        notes.append(Note(text + "no figure of this process has it"))
     return Section("", "Memory over time", tuple(notes), (Table(columns, rows, least=len(rows)),))
 
 

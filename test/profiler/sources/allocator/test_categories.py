@@ -3,11 +3,9 @@ inputs, batches, buffers of DDP and FSDP, workspaces; and the lines of backwards
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
@@ -504,31 +502,15 @@ def test_who_waits_is_the_innermost_line_of_the_program() -> None:
 BACKWARD = SourceFrame("/home/me/train.py", 2, "step")
 
 
-class _First:
-    """A lock that somebody else gets first."""
-
-    def __init__(self, do: Callable[[], None]) -> None:
-        self._do: Callable[[], None] | None = do
-
-    def __enter__(self) -> None:
-        do, self._do = self._do, None
-        if do is not None:
-            do()
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def test_what_is_said_during_a_backward_leaves_it_one() -> None:
-    """A DataLoader that a thread of its own reads returns batches in the midst of backwards, and
-    a checkpointed function may call another one."""
+    """Workspaces are given back, and a checkpointed function may call another one, inside of it."""
     watch = AllocatorSession()
     watch._installed = True
     watch._mark(Phase.BACKWARD, line=BACKWARD)
-    watch._batch([torch.zeros(3)])
+    watch._clears(True)
     watch.mark()
     assert [(m.phase, m.line) for m in watch.marks[1:]] == [(Phase.BACKWARD, BACKWARD)] * 3
-    assert watch.marks[2].batch == {12}
+    assert watch.marks[2].clears
     watch._mark(Phase.FORWARD)
-    watch._batch([torch.zeros(3)])
+    watch._clears(True)
     assert (watch.marks[-1].phase, watch.marks[-1].line) == (Phase.FORWARD, None)

@@ -10,7 +10,6 @@ from rendering import render_tracker_record
 
 from memprof.profiler.live.out_of_memory import out_of_memory
 from memprof.profiler.model import Profile, SnapshotKind
-from memprof.profiler.sources.process._torch_compat import PINNED_COMES_BACK
 from memprof.profiler.sources.process.ration import Allowance
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
@@ -71,29 +70,6 @@ def test_allocator_figures_and_tensors(tracker: MemoryTracker) -> None:
     assert cuda.used
     tracker.stop()
     del before, kept
-
-
-def test_pinned_memory_that_torch_keeps(tracker: MemoryTracker) -> None:
-    torch.empty(1, device="cuda")
-    tracker.snapshot(SnapshotKind.PERIODIC)
-    kept = [torch.empty(8 * MIB, dtype=torch.uint8, pin_memory=True) for _ in range(20)]
-    tracker.snapshot(SnapshotKind.PERIODIC)
-    kept.clear()
-    tracker.snapshot(SnapshotKind.PERIODIC)
-    before, used, cached = (s.pinned for s in tracker.record().snapshots[-3:])
-    assert used is not None
-    assert cached is not None
-    already = before.reserved_bytes if before is not None else 0
-    assert used.reserved_bytes - already == cached.reserved_bytes - already == 160 * MIB
-    if PINNED_COMES_BACK:
-        assert used.allocated_bytes is not None
-        assert cached.allocated_bytes == used.allocated_bytes - 160 * MIB
-    else:
-        assert (used.allocated_bytes, cached.allocated_bytes) == (None, None)
-    # THEN a report says what is kept for nobody
-    text = render_tracker_record(tracker.record(), Style())
-    assert "pinned: in use" in text
-    tracker.stop()
 
 
 def test_peaks_of_operations(tracker: MemoryTracker) -> None:

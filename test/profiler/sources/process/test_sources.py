@@ -1,4 +1,4 @@
-"""What snapshots hold: names of compiled tensors, memory of the process and its children."""
+"""What snapshots hold: names of compiled tensors, memory of the process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rendering import render_tracker_record
 
-import memprof
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Category, MemorySnapshot, Profile, SnapshotKind
 from memprof.profiler.sources.process import naming
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.sources import ProcessMemory
 from memprof.profiler.sources.process.tracker import MemoryTracker
-from memprof.profiler.views.report import Style
 
 
 def tracker(folder: Path, **settings: bool) -> MemoryTracker:
@@ -159,33 +156,6 @@ def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
     kept.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_processes_that_this_one_has_started(tmp_path: Path) -> None:
-    found = tracker(tmp_path)
-    before = now(found).children
-    # GIVEN two others with 64 MiB that nobody shares
-    program = "x = bytearray(b'1') * (64 << 20); print(flush=True); input()"
-    command = [sys.executable, "-c", program]
-    pipe = subprocess.PIPE
-    others = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(2)]
-    for other in others:
-        assert other.stdout is not None
-        other.stdout.readline()
-    # THEN a snapshot has the resident memory of each
-    there = now(found)
-    more = sorted(there.children, reverse=True)[:2]
-    assert len(there.children) == len(before) + 2
-    assert all(64 << 20 < nbytes < 84 << 20 for nbytes in more)
-    for other in others:
-        other.communicate(b"\n")
-    assert len(now(found).children) == len(before)
-    found.stop()
-    # AND the report says that they were there
-    (profile,) = memprof.load(next(tmp_path.iterdir())).profiles()
-    text = render_tracker_record(profile.tracker, Style())
-    assert f"{len(there.children)} child processes, as of a DataLoader, had " in text
-
-
 @pytest.mark.skipif(ProcessMemory().allocated() is None, reason="needs glibc")
 def test_allocated_memory() -> None:
     memory = ProcessMemory()
@@ -206,10 +176,8 @@ def test_every_source_is_said(tmp_path: Path) -> None:
     assert list(sources) == [
         "python tensors",
         "resident memory",
-        "child processes",
         "malloc",
         "CUDA allocator",
-        "pinned host memory",
         "compiled graphs",
     ]
 

@@ -44,7 +44,7 @@ _GONE = {
     "ledger": "memprof report FILE --section ledger",
     "gantt": "memprof report FILE -o PAGE --calls FIRST:LAST",
     "merge": "memprof export FILE... -f memprof -o OUT",
-    "enrich": "memprof export SNAPSHOT -f memory-viz --profile FILE -o OUT",
+    "enrich": "memprof export FILE -f memory-viz -o OUT",
     "schema": "memprof export --schema",
 }
 """Commands of before, and what to type instead."""

@@ -61,7 +61,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env test-serving fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env test-serving test-engine fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -126,7 +126,13 @@ test-simgpu-slow: $(SIMGPU_STAMP) ## the long ones among them: every model of th
 
 serving-env: $(SERVING_STAMP) ## an environment with a serving engine, simulated: ENGINE=vllm or sglang
 
-test-serving: $(SERVING_STAMP) ## published memory of serving engines beside what the simulated device says, half an hour
+# The last patch releases of 2.14 have an engine each.
+OF_2_14 = $(if $(filter 2.14%,$(SIMGPU_TORCH)),$(1),$(SIMGPU_TORCH))
+test-serving: ## published memory of both engines beside what the simulated device says, half an hour: TORCH=2.11.0, 2.13.0, 2.14
+	$(MAKE) test-engine ENGINE=vllm TORCH=$(call OF_2_14,2.14.0)
+	$(MAKE) test-engine ENGINE=sglang TORCH=$(call OF_2_14,2.14.1)
+
+test-engine: $(SERVING_STAMP) ## that of one engine: ENGINE=vllm or sglang
 	$(SERVING_VENV)/bin/python benchmarks/serving.py $(ENGINE) $(ARGS)
 
 fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'

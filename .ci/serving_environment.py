@@ -26,10 +26,10 @@ VERSIONS = {
 """The last version of each engine that pins a version of torch."""
 
 LEFT_OUT = re.compile(
-    r"nvidia-(?!ml-py|cudnn-frontend).*|torch|torchaudio|triton|cuda-toolkit|numpy|setuptools|z3-solver"
+    r"nvidia-(?!ml-py|cudnn-frontend|cutlass-dsl).*|torch|torchaudio|triton|cuda-toolkit|numpy|setuptools|z3-solver"
     r"|tilelang|tokenspeed-.*|quack-kernels|flash-attn-.*|sgl-deep-gemm|flashinfer-(cubin|jit-cache)"
 )
-OF_SGLANG = re.compile(r"flashinfer-python|cuda-.*")
+OF_SGLANG = re.compile(r"flashinfer-python|cuda-.*|nvidia-cutlass-dsl.*")
 """Packages that SGLang imports whatever it is asked for, and vLLM only to use them."""
 
 

@@ -14,6 +14,8 @@ from torch.cuda.green_contexts import GreenContext
 
 pytestmark = pytest.mark.simgpu
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
 
 def test_errors_have_names() -> None:
     runtime = ctypes.CDLL("libcudart.so.13")
@@ -39,8 +41,9 @@ def test_what_is_not_simulated_is_named_where_the_program_sees_it() -> None:
         b"operation not supported: the simulated device has no cuDeviceGetDevResource: "
         b"green contexts are not simulated"
     )
-    with pytest.raises(RuntimeError, match="no cuDeviceGetDevResource"):
-        GreenContext.create(num_sms=8, device_id=0)
+    if TORCH < (2, 15):  # which asks a package of NVIDIA's instead
+        with pytest.raises(RuntimeError, match="no cuDeviceGetDevResource"):
+            GreenContext.create(num_sms=8, device_id=0)
 
 
 def _handle(tensor: torch.Tensor) -> bytes:

@@ -1,8 +1,8 @@
-"""Stands in for kernels that FlashInfer and SGLang compile with nvcc while they run.
+"""Stands in for kernels that FlashInfer and SGLang compile with nvcc or CuTe while they run.
 
 On the simulated device kernels compute nothing, and what these take of its memory torch allocates
 before it calls them. So a module of such kernels is an object whose functions do nothing. Seen with
-FlashInfer 0.6.15 and apache-tvm-ffi 0.1.11.
+FlashInfer 0.6.15, apache-tvm-ffi 0.1.11 and nvidia-cutlass-dsl 4.8.0.
 """
 
 from __future__ import annotations
@@ -15,12 +15,25 @@ from memprof.simulated_cuda.after_import import after_import
 
 
 class Kernels:
-    """A module of compiled kernels, under any names."""
+    """A module of compiled kernels, under any names, or one of them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _nothing
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Compute nothing."""
+
+
+class _Compiler:
+    """CuTe's ``compile``, which is indexed with options and called with a kernel."""
+
+    def __getitem__(self, options: Any) -> _Compiler:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Kernels:
+        return Kernels()
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -44,5 +57,9 @@ def stand_in() -> None:
         if hasattr(module, "JitSpec"):
             module.JitSpec.build_and_load = _no_kernels
 
+    def compiles(module: ModuleType) -> None:
+        module.compile = _Compiler()  # type: ignore[attr-defined]
+
     after_import("tvm_ffi.cpp", loads)
     after_import("flashinfer.jit.core", builds)
+    after_import("cutlass.cute", compiles)

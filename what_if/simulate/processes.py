@@ -60,8 +60,9 @@ _PERIOD_S = 0.2
 _PATIENCE_S = 5.0
 """Seconds for a main thread to come out of what it waits for, before another thread answers."""
 
-COLLECT_S = 60.0
-"""Seconds in which processes that are alive must answer."""
+COLLECT_S = 300.0
+"""Seconds in which processes that are alive must answer. On a busy machine it takes one half a
+minute to look at a million objects."""
 
 
 class ProcessOutcome(msgspec.Struct, kw_only=True):

@@ -1,7 +1,7 @@
 """Reads what a scheduler of SGLang has decided: weights, graphs, pool of keys and values.
 
-Everything here knows names of SGLang's, as version 0.5.17 has them (``srt/model_executor``). A name
-that is not there costs its figure, and nothing else.
+Everything here knows names of SGLang's, as versions 0.5.17 and 0.5.23 have them
+(``srt/model_executor``). A name that is not there costs its figure, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads what a worker of vLLM has measured and decided: weights, graphs, KV cache.
 
-Everything here knows names of vLLM's, as versions 0.24 to 0.26 have them (``v1/worker/gpu_worker``,
-``v1/core/kv_cache_utils``, ``forward_context``). A name that is not there costs its figure,
-and nothing else.
+Everything here knows names of vLLM's, as versions 0.24 to 0.26 and 0.33 have them
+(``v1/worker/gpu_worker``, ``v1/core/kv_cache_utils``, ``forward_context``). A name that is not
+there costs its figure, and nothing else.
 """
 
 from __future__ import annotations
@@ -106,16 +106,26 @@ def serving() -> Serving | None:
     found.activations = read(lambda: int(worker.peak_activation_memory))
     found.outside = read(lambda: int(worker.non_torch_memory))
     found.graphs_estimated = read(lambda: int(worker.cudagraph_memory_estimate))
+    if hasattr(worker, "total_consumed") and found.activations and found.graphs_estimated:
+        found.activations -= found.graphs_estimated  # 0.33 adds it.
     found.graphs = _graphs.get(id(worker))
     found.graph_sizes = SIZES.rows()
     config = read(lambda: runner.kv_cache_config)
-    found.kv_cache = read(lambda: sum(tensor.size for tensor in config.kv_cache_tensors))
+    found.kv_cache = read(lambda: _cache_bytes(config.kv_cache_tensors))
     found.blocks = read(lambda: int(config.num_blocks))
     found.longest = read(lambda: int(worker.model_config.max_model_len))
     capacity = read(lambda: _capacity(worker.vllm_config, config))
     if capacity is not None:
         found.tokens, found.requests = capacity
     return found
+
+
+def _cache_bytes(tensors: list[Any]) -> int:
+    """Bytes of a cache whose tensors have memory each, or in 0.33 lie in one allocation, whose size
+    each of them says."""
+    if hasattr(tensors[0], "layer_stride"):
+        return int(tensors[0].size)
+    return sum(int(tensor.size) for tensor in tensors)
 
 
 def _capacity(vllm_config: Any, kv_cache_config: Any) -> tuple[int, float]:

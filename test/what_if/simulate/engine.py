@@ -196,6 +196,7 @@ class ModelRunner:
 """
 
 CAPTURES = """
+import cutlass.cute as cute
 import torch
 import tvm_ffi.cpp
 
@@ -209,6 +210,8 @@ class DecodeCudaGraphRunner:
     def capture_one_shape(self, size, forward=None):
         x = torch.ones(size, 1024, device="cuda")
         self.kernels.norm(x)
+        cute.compile["options"](print, x)(x)
+        cute.compile(print, x)(x)
         self.graphs[size] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graphs[size]):
             self.runner.linear(x)
@@ -235,9 +238,20 @@ def load(*args, **kwargs):
 load_inline = load
 """
 
+CUTE = """
+class Compiler:
+    def __getitem__(self, options):
+        raise RuntimeError("there is no device to compile for")
+
+    __call__ = __getitem__
+
+
+compile = Compiler()
+"""
+
 
 def write_sglang(folder: Path) -> None:
-    """Put what memprof knows of SGLang's names into a folder, and a compiler of CUDA that fails;
+    """Put what memprof knows of SGLang's names into a folder, and compilers of CUDA that fail;
     ``SGLANG`` beside it makes a pool and captures."""
     executor = "sglang/srt/model_executor"
     files = {
@@ -249,6 +263,8 @@ def write_sglang(folder: Path) -> None:
         f"{executor}/runner/decode_cuda_graph_runner.py": CAPTURES,
         "tvm_ffi/__init__.py": "",
         "tvm_ffi/cpp.py": COMPILER,
+        "cutlass/__init__.py": "",
+        "cutlass/cute.py": CUTE,
     }
     _write(folder, files)
 

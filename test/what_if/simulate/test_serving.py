@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from memprof.simulated_cuda.gpus import find_gpu
+from memprof.what_if.simulate import vllm
 from memprof.what_if.simulate.failures import Failure
 from memprof.what_if.simulate.parent import Simulation
 from memprof.what_if.simulate.request import Outcome
@@ -126,6 +128,23 @@ def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
     found = failure("No available memory for the cache blocks. Try increasing this.")
     assert refusal((None, failure("Engine core failed."), found)) == found.message.partition(".")[0]
     assert refusal((failure("Engine core failed. No available memory"),)) == ""
+
+
+def test_a_worker_whose_layers_share_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a worker with the names of vLLM 0.33
+    of_layers = [SimpleNamespace(size=10 * MIB, layer_stride=MIB) for _ in range(4)]
+    config = SimpleNamespace(kv_cache_tensors=of_layers, num_blocks=10)
+    worker = SimpleNamespace(
+        model_runner=SimpleNamespace(model_memory_usage=MIB, kv_cache_config=config),
+        total_consumed=2 * MIB,
+        peak_activation_memory=5 * MIB,
+        cudagraph_memory_estimate=3 * MIB,
+    )
+    monkeypatch.setattr(vllm, "_workers", [worker])
+    found = vllm.serving()
+    assert found is not None
+    assert (found.kv_cache, found.blocks, found.activations) == (10 * MIB, 10, 2 * MIB)
+    assert (found.weights, found.graphs_estimated, found.outside) == (MIB, 3 * MIB, None)
 
 
 def test_a_refusal_is_said_in_the_engines_words() -> None:

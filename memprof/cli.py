@@ -42,7 +42,7 @@ _GONE = {
     "advise": "memprof fit --try -- python SCRIPT",
     "leaks": "memprof report FILE --section leaks",
     "ledger": "memprof report FILE --section ledger",
-    "gantt": "memprof report FILE -o PAGE --calls FIRST:LAST",
+    "gantt": "memprof report FILE -o PAGE",
     "merge": "memprof export FILE... -f memprof -o OUT",
     "enrich": "memprof export FILE -f memory-viz -o OUT",
     "schema": "memprof export --schema",

@@ -28,16 +28,6 @@ from .errors import BadFile as BadFile
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class OutputPath(click.Path):
-    """Describes where a command writes; ``-`` is refused, as nothing here writes to standard
-    output."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "-":
-            self.fail("'-' is no file, and memprof writes files only", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 def read_by(
     convert: Callable[[Any], Any], *errors: type[Exception]
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -189,8 +179,18 @@ def calls_option(help: str) -> Callable[[Command], Command]:
     return click.option("--calls", callback=_calls, metavar="FIRST:LAST", help=help)
 
 
+def _to_file(value: str) -> str:
+    """A path to write to; nothing here writes to standard output."""
+    if value == "-":
+        raise click.BadParameter("'-' is no file, and memprof writes files only")
+    return value
+
+
 def output_option(help: str, *, required: bool = True) -> Callable[[Command], Command]:
-    return click.option("--output", "-o", type=OutputPath(), required=required, help=help)
+    checks = read_by(_to_file)
+    return click.option(
+        "--output", "-o", type=click.Path(), callback=checks, required=required, help=help
+    )
 
 
 def page_path(output: str, file: str) -> str:
@@ -203,7 +203,8 @@ def page_path(output: str, file: str) -> str:
 page_option = click.option(
     "--output",
     "-o",
-    type=OutputPath(),
+    type=click.Path(),
+    callback=read_by(_to_file),
     is_flag=False,
     flag_value="",
     metavar="[PAGE]",

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 
 def find_cpp_compiler() -> str:
     """The C++ compiler that Inductor would use; raises ``RuntimeError`` if there is none."""
     from torch._inductor import cpp_builder
 
     return str(cpp_builder.get_cpp_compiler())
-
-
-def inductor_cache_dir() -> str:
-    """Returns where Inductor keeps generated code. Unlike torch's own function this creates nothing
-    and leaves the environment alone."""
-    from torch._inductor.runtime import cache_dir_utils
-
-    return os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
-
-
-def triton_cache_dir() -> str:
-    return os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor_cache_dir(), "triton")
 
 
 def backend_names() -> list[str]:

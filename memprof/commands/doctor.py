@@ -82,14 +82,8 @@ class Diagnosis:
     """What to type now: a command, or the advice of what fails first."""
 
 
-class _Fail(Exception):
-    """Raised by a probe: detail, and maybe advice."""
-
-    status = Status.FAIL
-
-
-class _Warn(_Fail):
-    status = Status.WARN
+class _Problem(Exception):
+    """Raised by a probe: its status, detail, and maybe advice."""
 
 
 def examine() -> Diagnosis:
@@ -103,8 +97,6 @@ def examine() -> Diagnosis:
         "devices": _devices,
         "C++ compiler": _compiler,
         "entry point": _entry_point,
-        "Inductor cache": lambda: _writable(_torch_compat.inductor_cache_dir()),
-        "Triton cache": lambda: _writable(_torch_compat.triton_cache_dir()),
     }
     features: dict[str, Callable[[], str]] = {
         'torch.compile(backend="memprof")': lambda: _backend(found),
@@ -167,8 +159,8 @@ def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
 def _probe(name: str, probe: Callable[[], str]) -> Finding:
     try:
         return Finding(name, Status.OK, probe())
-    except _Fail as e:
-        return Finding(name, e.status, *e.args)
+    except _Problem as e:
+        return Finding(name, *e.args)
     except Exception as e:
         if isinstance(e, ImportError) and name != "torch":
             return Finding(name, Status.FAIL, "needs torch")  # whose own finding says why
@@ -181,15 +173,15 @@ def _probe(name: str, probe: Callable[[], str]) -> Finding:
 
 def _memprof() -> str:
     if other := other_memprof():
-        raise _Fail(other, REPAIR)
+        raise _Problem(Status.FAIL, other, REPAIR)
     if (found := installed_version()) == UNKNOWN_VERSION:
-        raise _Warn("not installed, imported from a folder", "pip install .")
+        raise _Problem(Status.WARN, "not installed, imported from a folder", "pip install .")
     return found
 
 
 def _torch() -> str:
     if importlib.util.find_spec("torch") is None:
-        raise _Fail("not installed", "pip install torch")
+        raise _Problem(Status.FAIL, "not installed", "pip install torch")
     import torch
 
     found = f"{torch.__version__}"
@@ -197,9 +189,10 @@ def _torch() -> str:
     release = (int(match[1]), int(match[2])) if match else TORCH_NEWEST
     supported = " to ".join(f"{a}.{b}" for a, b in (TORCH_OLDEST, TORCH_NEWEST))
     if release < TORCH_OLDEST:
-        raise _Fail(f"{found}; supported: {supported}", "upgrade torch")
+        raise _Problem(Status.FAIL, f"{found}; supported: {supported}", "upgrade torch")
     if release > TORCH_NEWEST:
-        raise _Warn(
+        raise _Problem(
+            Status.WARN,
             f"{found} is newer than what memprof is tested with ({supported})",
             "if graphs run unobserved, the ledger of a report says why; upgrade memprof",
         )
@@ -210,7 +203,7 @@ def _triton() -> str:
     for name in ("triton", "pytorch-triton", "triton-windows"):
         with contextlib.suppress(PackageNotFoundError):
             return version(name)
-    raise _Warn("not installed; only code for GPUs needs it")
+    raise _Problem(Status.WARN, "not installed; only code for GPUs needs it")
 
 
 def _devices() -> str:
@@ -220,26 +213,19 @@ def _devices() -> str:
 
 def _compiler() -> str:
     compiler = _torch_compat.find_cpp_compiler()
-    # What Inductor's code for CPUs needs beyond the language: Python's headers, OpenMP.
-    problem = _compile(compiler, "#include <Python.h>\n#include <omp.h>\n", ["-fopenmp"])
+    problem = _compile(compiler)
     if problem is None:
         return f"{compiler} compiles (C++17, Python.h, OpenMP)"
-    if _compile(compiler, "", []) is not None:
-        raise _Fail(f"{compiler} does not compile: {problem}", "install g++ or clang")
-    if _compile(compiler, "#include <Python.h>\n", []) is not None:
-        raise _Fail(
-            f"{compiler} compiles, but Python's headers are missing",
-            "install the python3-dev package of this Python",
-        )
-    raise _Warn(f"{compiler} compiles, without OpenMP: {problem}", "install libomp")
+    advice = "install g++ or clang, the python3-dev package of this Python, and OpenMP"
+    raise _Problem(Status.FAIL, f"{compiler} does not compile: {problem}", advice)
 
 
-def _compile(compiler: str, includes: str, flags: list[str]) -> str | None:
-    """None, or what went wrong."""
+def _compile(compiler: str) -> str | None:
+    """None, or what went wrong with what Inductor's code for CPUs needs."""
     with tempfile.TemporaryDirectory(prefix="memprof-doctor-") as folder:
         source = Path(folder, "probe.cpp")
-        source.write_text(f'{includes}extern "C" int probe() {{ return 0; }}\n')
-        command = [compiler, "-std=c++17", "-shared", "-fPIC", *flags]
+        source.write_text("#include <Python.h>\n#include <omp.h>\n")
+        command = [compiler, "-std=c++17", "-shared", "-fPIC", "-fopenmp"]
         command += [f"-I{sysconfig.get_paths()['include']}", str(source)]
         command += ["-o", os.path.join(folder, "probe.so")]
         try:
@@ -258,30 +244,16 @@ def _compile(compiler: str, includes: str, flags: list[str]) -> str | None:
 def _entry_point() -> str:
     found = list(entry_points(group="torch_dynamo_backends", name="memprof"))
     if not found:
-        raise _Fail(
+        raise _Problem(
+            Status.FAIL,
             'torch.compile(backend="memprof") would not find memprof: no entry point',
             "install memprof with pip; a folder on PYTHONPATH is not enough",
         )
     target = found[0].value
     module = target.partition(":")[0]
     if importlib.util.find_spec(module) is None:
-        raise _Fail(f"{target}: there is no module {module}", "reinstall memprof")
+        raise _Problem(Status.FAIL, f"{target}: there is no module {module}", "reinstall memprof")
     return target
-
-
-def _writable(folder: str) -> str:
-    """Can files be created in ``folder``, or in its nearest ancestor that exists?"""
-    existing = os.path.abspath(folder)
-    while not os.path.lexists(existing) and os.path.dirname(existing) != existing:
-        existing = os.path.dirname(existing)
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            return f"{folder} is writable"
-    except OSError as e:
-        raise _Fail(
-            f"cannot write to {folder}: {e.strerror or e}",
-            "set TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to folders you can write to",
-        ) from e
 
 
 # What works
@@ -290,35 +262,33 @@ def _writable(folder: str) -> str:
 def _need(found: dict[str, Finding], *names: str) -> None:
     for name in names:
         if found[name].status is Status.FAIL:
-            raise _Fail(f"needs {name}")
+            raise _Problem(Status.FAIL, f"needs {name}")
 
 
 def _backend(found: dict[str, Finding]) -> str:
     _need(found, "torch", "entry point")
     if "memprof" not in _torch_compat.backend_names():
-        raise _Fail("torch does not list the backend")
+        raise _Problem(Status.FAIL, "torch does not list the backend")
     return "torch lists the backend"
 
 
 def _cpu_code(found: dict[str, Finding]) -> str:
-    _need(found, "torch", "C++ compiler", "Inductor cache")
+    _need(found, "torch", "C++ compiler")
     return "compiled by the C++ compiler above"
 
 
 def _gpu_code(found: dict[str, Finding]) -> str:
     devices = _torch_compat.accelerators()
     if not devices:
-        raise _Warn("no accelerator here")
+        raise _Problem(Status.WARN, "no accelerator here")
     if found["triton"].status is not Status.OK:
-        raise _Fail(f"{devices[0]} needs triton, which is not installed")
-    if found["Triton cache"].status is Status.FAIL:
-        raise _Fail(found["Triton cache"].detail)
+        raise _Problem(Status.FAIL, f"{devices[0]} needs triton, which is not installed")
     return f"triton for {devices[0]}"
 
 
 def _cuda_graphs() -> str:
     if reason := _torch_compat.why_no_cuda_graphs():
-        raise _Warn(f"no: {reason}")
+        raise _Problem(Status.WARN, f"no: {reason}")
     from memprof.cudagraph_trees.replay import native
 
     return f"torch can record and replay; native code for replays: {native.state()}"
@@ -334,5 +304,7 @@ def _simulation() -> str:
         compiler(os.environ)
     except SimulationError as e:
         message, _, commands = str(e).partition("\n")
-        raise _Warn(f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()) from e
+        raise _Problem(
+            Status.WARN, f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()
+        ) from e
     return f"torch {torch.version} can run on a simulated device"

@@ -46,7 +46,6 @@ from .simulate import (
     failures_in_words,
     list_gpus,
     other_memory,
-    size_option,
     steps_option,
     timeout_option,
 )
@@ -104,9 +103,6 @@ def _refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
 @list_gpus
 @other_memory
 @click.option(
-    "--keep-free", callback=size_option, metavar="SIZE", help="Take so much less for full."
-)
-@click.option(
     "--vary",
     "variables",
     multiple=True,
@@ -160,7 +156,6 @@ def fit(
     command: tuple[str, ...],
     gpus: tuple[Gpu, ...],
     memory: int | None,
-    keep_free: int | None,
     variables: tuple[Variable, ...],
     env: dict[str, str],
     torch_config: dict[str, str],
@@ -223,10 +218,8 @@ def fit(
         example = "memprof fit --try -- python train.py"
     with _refused_before(command, example):
         check_places(variables, tries.texts)
-    less = keep_free or 0
-    if any((memory or gpu.memory) <= less for gpu in gpus):
-        raise click.UsageError("--keep-free leaves nothing of the memory")
-    gpus = tuple(gpu.with_memory((memory or gpu.memory) - less) for gpu in gpus)
+    if memory is not None:
+        gpus = tuple(gpu.with_memory(memory) for gpu in gpus)
     style = replace(style_of(sys.stdout), exact=exact)
     if changes is not None:
         before, trials, ended = _tried(gpus[0], changes, tries, quiet)

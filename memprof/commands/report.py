@@ -15,8 +15,6 @@ from memprof.profiler.support.text import parse_size, visible
 from memprof.profiler.verbs import report_json, report_style, report_text
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
 from memprof.profiler.views.compare.diff_model import ProfileDiff
-from memprof.profiler.views.export import check_has_time
-from memprof.profiler.views.export.walk import Part
 from memprof.profiler.views.report.format import format_bytes
 from memprof.profiler.views.report.page import Style, style_of
 from memprof.profiler.views.report.sections.about import of_growth
@@ -26,11 +24,9 @@ from memprof.profiler.views.report.text import render
 
 from ._common import (
     BadFile,
-    calls_option,
     chosen_rank,
     file_argument,
     keep_apart,
-    no_such_calls,
     page_option,
     page_path,
     print_json,
@@ -84,7 +80,6 @@ def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Sty
     is_flag=True,
     help="Exit with 1 if memory grows, and with 2 if the file cannot tell.",
 )
-@calls_option("With -o: open the page at operations and calls over time.")
 @says_that_it_works
 def report(
     file: str,
@@ -96,7 +91,6 @@ def report(
     output: str | None,
     section: str | None,
     fail_on_leaks: bool,
-    calls: tuple[int | None, int | None] | None,
 ) -> None:
     """Print what is in a profile: the peak, what it is made of and what to change.
 
@@ -107,11 +101,11 @@ def report(
     """
     output = page_path(output, file) if output is not None else None
     _check_output(output, as_json, file)
-    if section is not None and (full or top or device or output or calls):
+    if section is not None and (full or top or device or output):
         raise click.UsageError(f"--section {section} is all of it: leave the other options out")
     style = replace(style_of(sys.stdout), exact=exact)
     profiles = read_profiles(file) if chosen_rank() is None else [read(file)]
-    if section is not None or fail_on_leaks or calls is not None:
+    if section is not None or fail_on_leaks:
         profile = single_profile(profiles, file)
     if section == "leaks" or fail_on_leaks:
         found, seen = growth(profile), looked(profile)
@@ -122,8 +116,6 @@ def report(
             print_text(render([replace(of_ledger(profile, style.show), title="")], style))
         elif section == "leaks":
             _print_leaks(found, seen, as_json, style)
-        elif calls is not None:
-            _print_page_at(calls, profile, output, file)
         else:
             _print_report(profiles, file, output, as_json, report_style(style, full, top), device)
     except ValueError as e:
@@ -149,23 +141,6 @@ def _print_report(
         print_json(report_json(profiles, device))
     else:
         print_text(report_text(profiles, style, device))
-
-
-def _print_page_at(
-    calls: tuple[int | None, int | None], profile: Profile, output: str | None, file: str
-) -> None:
-    """Write the page of a report that opens at operations and calls over time: bars are the
-    tracker's operations and calls of compiled code, replays of graphs among them."""
-    if output is None:
-        raise click.UsageError("--calls says where a page opens: give one with -o PAGE")
-    from memprof.profiler.views.report.html import write_report
-
-    check_has_time([profile], "bars are over time")
-    try:
-        shown = Part((), *calls).calls(profile)
-    except IndexError as e:
-        raise no_such_calls(profile) from e
-    print_page(output, write_report(profile, output, source=file, calls=shown))
 
 
 def _limit(value: str) -> tuple[float, bool]:

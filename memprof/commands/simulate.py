@@ -17,7 +17,7 @@ from memprof.profiler.views.report.format import format_bytes
 from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
-from memprof.what_if.fit.tries import ScriptFailed, Undecided
+from memprof.what_if.fit.tries import ScriptFailed
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
 from memprof.what_if.simulate.messages import Announced
 from memprof.what_if.simulate.parent import Settings, Simulation
@@ -72,13 +72,10 @@ def failures_in_words(name: str) -> Iterator[None]:
     except SimulationError as e:
         _print_error(f"memprof {name}: {e}")
         raise SystemExit(BadFile.exit_code) from e
-    except Undecided as e:
-        _print_error(f"memprof {name}: undecided: {e}")
-        raise SystemExit(UNDECIDED) from e
     except ScriptFailed as e:
         _print_error(e.trace)
-        _print_error(f"memprof {name}: the script failed: {e}")
-        raise SystemExit(FAILED) from e
+        _print_error(f"memprof {name}: {'undecided' if e.undecided else 'the script failed'}: {e}")
+        raise SystemExit(UNDECIDED if e.undecided else FAILED) from e
 
 
 TOO_MUCH = 1

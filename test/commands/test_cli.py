@@ -120,8 +120,6 @@ Options:
                             up on, and why.
   --fail-on-leaks           Exit with 1 if memory grows, and with 2 if the file
                             cannot tell.
-  --calls FIRST:LAST        With -o: open the page at operations and calls over
-                            time. Calls as reports number them, both included.
   -h, --help                Show this message and exit.
 """,
         )
@@ -269,7 +267,7 @@ def test_what_is_not_read_is_a_line_on_standard_error(tmp_path: Path) -> None:
         ["report"],
         ["report", "--section", "leaks"],
         ["report", "--section", "ledger"],
-        ["report", "--calls", ":", "-o", "page.html"],
+        ["report", "-o", "page.html"],
         ["export", "-f", "perfetto", "-o", "trace.json"],
         ["diff"],
         ["top", "--once"],
@@ -317,9 +315,6 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     for args, says in (
         (["report", path, "-o", out, "--section", "leaks"], "leave the other options out"),
-        (["report", path, "--calls", "1:2"], "give one with -o PAGE"),
-        (["report", path, "-o", out, "--calls", "2:1"], "'2:1' is empty: LAST comes before FIRST"),
-        (["report", path, "-o", out, "--calls", "900:"], "the log has calls 1 to "),
         (["export", path, "-f", "json", "-o", "-"], "writes files only"),
         (["run", "--intervall=1", "train.py"], "--intervall"),
         (["top", path, "--interval", "nan"], "nan is no number of seconds"),
@@ -328,7 +323,7 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
         (["export", path, path, "-f", "json", "-o", out], "-f memprof puts several into one"),
         (["export", path, "-f", "json", "--calls", "1:2", "-o", out], "json has all calls"),
         (["export", path, "-f", "memprof", "--device", "cpu", "-o", out], "chooses nothing"),
-        (["gantt", path], "memprof gantt is now: memprof report FILE -o PAGE --calls"),
+        (["gantt", path], "memprof gantt is now: memprof report FILE -o PAGE"),
         (["xyz", path], "No such command 'xyz'.\n"),
     ):
         result = invoke(*args)

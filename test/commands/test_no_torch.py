@@ -62,7 +62,6 @@ def test_pages_and_exports_without_torch(tmp_path: Path) -> None:
     code = (
         BLOCK + "import sys\nfrom memprof.cli import main\n"
         "file, out = sys.argv[1:]\n"
-        "main(['report', file, '-o', out, '--calls', ':'], standalone_mode=False)\n"
         "for name in ('perfetto', 'memory-viz', 'json'):\n"
         "    main(['export', file, '-f', name, '-o', out], standalone_mode=False)\n"
     )

@@ -61,15 +61,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScriptFailed(Exception):
     """A try ended in what the message says, and not for memory; ``trace`` is the script's, empty if
-    there is none."""
+    there is none. If ``undecided``, too little was seen of it to say whether it fits."""
 
-    def __init__(self, message: str, trace: str = "") -> None:
+    def __init__(self, message: str, trace: str = "", *, undecided: bool = False) -> None:
         super().__init__(message)
-        self.trace = trace
-
-
-class Undecided(ScriptFailed):
-    """Too little was seen in a try to say whether it fits: no answer is made of that."""
+        self.trace, self.undecided = trace, undecided
 
 
 @dataclass(slots=True)
@@ -112,8 +108,8 @@ class Tries:
         (``simulate/changes.py``).
 
         Raises:
-            Undecided: too little was seen of it.
-            ScriptFailed: it ended in something else than success or want of memory.
+            ScriptFailed: it ended in something else than success or want of memory, or too little
+                was seen of it.
             BadInput: with these values it is no command, or no job.
             memprof.simulated_cuda.errors.SimulationError: the device cannot be had here.
         """
@@ -158,7 +154,7 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         raise ScriptFailed(f"it left with exit status {s.outcome.status}")
     if s.outcome.undecided and not refusal:
         with_values = (f"{name}={value}" for name, value in values.items())
-        raise Undecided(", ".join((*with_values, s.outcome.undecided)))
+        raise ScriptFailed(", ".join((*with_values, s.outcome.undecided)), undecided=True)
     if account is None:
         raise ScriptFailed(
             "nothing in the script's own process put a tensor on a CUDA device; see "

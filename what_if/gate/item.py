@@ -29,7 +29,7 @@ from memprof.profiler.views.report.format import format_both, format_bytes
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, parse_size
 from memprof.what_if.simulate.changes import WITHOUT_TIMING
-from memprof.what_if.simulate.command_line import Command
+from memprof.what_if.simulate.command_line import BadInput, Command
 from memprof.what_if.simulate.parent import Settings, Simulation, attempt
 from memprof.what_if.simulate.result import profile_of, write_profile_of
 
@@ -78,10 +78,6 @@ _LONGEST = 180
 _TOP = 5
 
 
-class BadGate(Exception):
-    """A gate that cannot be judged; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gate:
     """Limits of a test: bytes of device memory, None for no limit; the GPU, None for the usual one;
@@ -96,20 +92,20 @@ def read_mark(mark: pytest.Mark) -> Gate:
     """Gate that a mark asks for.
 
     Raises:
-        BadGate: its arguments are none that it has.
+        BadInput: its arguments are none that it has.
     """
     names = {"limit", "gpu", "growth"}
     given = dict(mark.kwargs)
     if len(mark.args) > 1 or (mark.args and "limit" in given) or set(given) - names:
         words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in given.items()]
-        raise BadGate(
+        raise BadInput(
             "limit_device_memory takes a limit such as '2 GiB', gpu='a100-40gb' and growth='0 %', "
             f"and was given {', '.join(words) or 'nothing'}"
         )
     limit = mark.args[0] if mark.args else given.get("limit")
     growth, gpu = given.get("growth"), given.get("gpu")
     if gpu is not None and not isinstance(gpu, str):
-        raise BadGate(f"{gpu!r} is no GPU: write 'a100-40gb'")
+        raise BadInput(f"{gpu!r} is no GPU: write 'a100-40gb'")
     return Gate(_bytes(limit), gpu, _share(growth))
 
 
@@ -121,7 +117,7 @@ def _bytes(limit: object) -> int | None:
             return parse_size(limit)
     except SimulationError:
         pass
-    raise BadGate(f"{limit!r} is no limit: write '2 GiB', '500 MiB', or bytes as a number")
+    raise BadInput(f"{limit!r} is no limit: write '2 GiB', '500 MiB', or bytes as a number")
 
 
 def _share(growth: object) -> Fraction | None:
@@ -130,7 +126,7 @@ def _share(growth: object) -> Fraction | None:
     text = growth.strip() if isinstance(growth, str) else ""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
     if found is None:
-        raise BadGate(f"{growth!r} is no growth: write '0 %' or '2.5 %'")
+        raise BadInput(f"{growth!r} is no growth: write '0 %' or '2.5 %'")
     return Fraction(found[1]) / 100
 
 
@@ -151,7 +147,7 @@ def judge(
     of a table. With ``update`` its memory becomes its baseline.
 
     Raises:
-        BadGate: the baseline cannot be written.
+        BadInput: the baseline cannot be written.
     """
     path = baseline_path(nodeid, test_file)
     before, problem = None, ""
@@ -165,7 +161,7 @@ def judge(
             path.parent.mkdir(parents=True, exist_ok=True)
             write_profile_of([simulation], str(path))
         except (OSError, ProfileError) as e:
-            raise BadGate(f"its baseline cannot be written: {e}") from e
+            raise BadInput(f"its baseline cannot be written: {e}") from e
         problem, before = "", profile_of(simulation)
     if not problem or gate.growth is None:
         problem = _problem(nodeid, gate, simulation, path, before)
@@ -258,7 +254,7 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
         asked = read_mark(mark)
         gpu = find_gpu(asked.gpu or config.getoption("--memprof-gpu") or DEFAULT_GPU)
         simulation, output = _simulate(item, gpu)
-    except (BadGate, SimulationError) as e:
+    except (BadInput, SimulationError) as e:
         pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
     except SystemExit as e:  # by SIGTERM, which to pytest would be the failure of one test
         status = e.code if isinstance(e.code, int) else 1
@@ -266,7 +262,7 @@ def _run(item: pytest.Function, mark: pytest.Mark) -> None:
     update: bool = config.getoption("--memprof-update")
     try:
         problem, cells = judge(item.nodeid, item.path, asked, simulation, update=update)
-    except BadGate as e:
+    except BadInput as e:
         pytest.fail(f"{item.nodeid}: {e}", pytrace=False)
     table = config.getoption("--memprof-table")
     if table is not None:
@@ -279,7 +275,7 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
     """Run the test there; skips where it skips.
 
     Raises:
-        BadGate: the test failed, or was not there.
+        BadInput: the test failed, or was not there.
         SimulationError: the device cannot be had here.
     """
     config = item.config
@@ -307,7 +303,7 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         try:
             leave(config, reports + OPTIONS)
         except (pickle.PicklingError, TypeError, AttributeError) as e:
-            raise BadGate(f"an option of conftest.py cannot be sent to its process: {e}") from e
+            raise BadInput(f"an option of conftest.py cannot be sent to its process: {e}") from e
         found = attempt(command, settings, environment)
         text = _read(output).strip()
         outcomes = [json.loads(line) for line in _read(reports).splitlines()]
@@ -316,12 +312,12 @@ def _simulate(item: pytest.Function, gpu: Gpu) -> tuple[Simulation, str]:
         if outcome == "skipped":
             pytest.skip(reason.removeprefix("Skipped: "))
         if outcome == "failed" and (memory is None or when != "call"):
-            raise BadGate(f"it failed on the simulated {gpu.name}, in its {when}\n{reason}")
+            raise BadInput(f"it failed on the simulated {gpu.name}, in its {when}\n{reason}")
     if not any(when == "call" for when, _, _ in outcomes):
         # It was not collected, or it ended its process or pytest: what it took then says nothing.
         failure = found.outcome.failure
         why = f"{failure.kind}: {failure.message}" if failure is not None else "it did not end"
-        raise BadGate(f"on the simulated {gpu.name} {why}\n{text}")
+        raise BadInput(f"on the simulated {gpu.name} {why}\n{text}")
     return found, text if memory is not None else ""
 
 

@@ -67,13 +67,15 @@ class Checkpointed:
         blocks = self._blocks(root)
         if not blocks:
             return
+        from torch.utils.checkpoint import checkpoint
+
         for module in inside:
             recomputed = module.__dict__.get("forward")
-            if isinstance(recomputed, _Recomputed):
+            if isinstance(recomputed, partial) and recomputed.func is checkpoint:
                 module.forward = recomputed.args[0]
                 self._changes.pop(module, None)
         for block in blocks:
-            block.forward = _recomputed(block.forward)
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         self._changes.update(blocks)
         for text in set(blocks.values()):
             counts = Counter(type(b).__name__ for b, of in self._changes.items() if of == text)
@@ -85,16 +87,6 @@ class Checkpointed:
             for block in _of_class(root, name) if name else repeated_blocks(root):
                 found.setdefault(block, text)
         return found
-
-
-class _Recomputed(partial):  # type: ignore[type-arg]
-    """A block's forward through torch's ``checkpoint``."""
-
-
-def _recomputed(forward: Callable[..., Any]) -> _Recomputed:
-    from torch.utils.checkpoint import checkpoint
-
-    return _Recomputed(checkpoint, forward, use_reentrant=False)
 
 
 def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:

@@ -13,7 +13,7 @@ _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 class BadInput(ValueError):
-    """Something that cannot be simulated; the message says what to write instead."""
+    """Something that cannot be simulated, or judged; the message says what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)

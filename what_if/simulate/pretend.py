@@ -58,12 +58,11 @@ _READS = ("_local_scalar_dense", "copy_")
 @dataclass(frozen=True, slots=True)
 class Pretence:
     """Values for a line of a file, which is named by the end of its path: one a look, and then
-    again and again the last of them, as many as ``cycle``."""
+    again and again the last of them."""
 
     file: str
     line: int
     values: tuple[Value, ...]
-    cycle: int = 1
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -73,8 +72,7 @@ class Pretence:
 
     def value(self, look: int) -> Value:
         """Value that a look finds; the first look is 0."""
-        once = len(self.values) - self.cycle
-        return self.values[look if look < once else once + (look - once) % self.cycle]
+        return self.values[min(look, len(self.values) - 1)]
 
 
 def named(line: SourceFrame) -> str:
@@ -83,20 +81,16 @@ def named(line: SourceFrame) -> str:
 
 
 def parse_pretence(text: str) -> Pretence:
-    """``FILE:LINE=VALUE[,VALUE...]``, where the end may be ``(VALUE[,VALUE...])*``.
+    """``FILE:LINE=VALUE[,VALUE...]``.
 
     Raises:
         BadInput: it is something else.
     """
-    match = re.fullmatch(r"(.+):(\d+)=(?:(.+?),?)??(?:\((.+)\)\*)?", text)
-    if match is None or not text.partition("=")[2]:
-        raise BadInput(
-            f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5, or "
-            "train.py:42=(3,6)* for values that come again and again"
-        )
-    file, line, *parts = match.groups()
-    first, again = (tuple(map(_value, p.split(","))) if p else () for p in parts)
-    return Pretence(file.removeprefix("./"), int(line), first + again, len(again) or 1)
+    match = re.fullmatch(r"(.+):(\d+)=(.+)", text)
+    if match is None:
+        raise BadInput(f"{text!r} is not FILE:LINE=VALUE[,VALUE...], such as train.py:42=0.5")
+    file, line, values = match.groups()
+    return Pretence(file.removeprefix("./"), int(line), tuple(map(_value, values.split(","))))
 
 
 def _value(text: str) -> Value:

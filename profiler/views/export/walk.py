@@ -62,15 +62,6 @@ class Moment(NamedTuple):
     change: BlockChange  # what happens
 
 
-class _CallChanges(NamedTuple):
-    """Items and changes that all calls of a kind share: at entry, by event, at exit, after it."""
-
-    entry: Sequence[LiveItem]
-    events: Sequence[BlockChange]
-    exit: BlockChange
-    after: Sequence[LiveItem]
-
-
 class Part(NamedTuple):
     """Part of a profile to export: the memory of ``devices``, in the calls ``first`` to ``last`` of
     the log, both included; None is its end."""
@@ -115,7 +106,10 @@ class Walk:
         self.blocks: list[LiveBlock] = []
         self._block_of: dict[LiveItem, LiveBlock] = {}
         self._memories: dict[tuple[int, int | Storage], int] = {}
-        self._inside: dict[int, _CallChanges] = {}
+        self._inside: dict[int, list[BlockChange]] = {}
+        """By kind of call the changes of its events, and then of its end."""
+        self._latest: dict[int, int] = {}
+        """A call of each kind."""
         self._between: dict[tuple[int, int], BlockChange] = {}
 
     def __iter__(self) -> Iterator[Moment]:
@@ -126,14 +120,17 @@ class Walk:
                 self._inside[kind] = self._look_inside(call)
             inside = self._inside[kind]
             if (previous, kind) not in self._between:
-                before = self._inside[previous].after if previous >= 0 else ()
-                self._between[previous, kind] = self._difference(before, inside.entry)
+                live = self.timeline
+                before = live.live_after(self._latest[previous]) if previous >= 0 else ()
+                entry = live.live_at(call, 0).items
+                self._between[previous, kind] = self._difference(before, entry)
             yield Moment(start, call, 0, self._between[previous, kind])
-            n = len(inside.events) + 1
-            for i, change in enumerate(inside.events, 1):
+            n = len(inside)
+            for i, change in enumerate(inside[:-1], 1):
                 yield Moment(start + width * i // n, call, i, change)
-            yield Moment(start + width, call, AFTER, inside.exit)
+            yield Moment(start + width, call, AFTER, inside[-1])
             previous = kind
+            self._latest[kind] = call
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Yields each call's index, the time from which it is shown, and for how long; ns."""
@@ -144,16 +141,15 @@ class Walk:
             before = max(calls.end_ns[call], start)
             yield call, start, before - start
 
-    def _look_inside(self, call: int) -> _CallChanges:
+    def _look_inside(self, call: int) -> list[BlockChange]:
         timeline = self.timeline
-        entry, after = timeline.live_at(call, 0).items, timeline.live_after(call)
         events = []
         for before, then in timeline.changes(call):
             freed = (self._block(before),) if before is not None and before.nbytes else ()
             allocated = (self._block(then),) if then is not None and then.nbytes else ()
             events.append(BlockChange(freed, allocated, reuse=bool(freed and allocated)))
         leaving = timeline.live_at(call, len(events)).items
-        return _CallChanges(entry, events, self._difference(leaving, after), after)
+        return [*events, self._difference(leaving, timeline.live_after(call))]
 
     def _block(self, item: LiveItem) -> LiveBlock:
         if item.count != 1:

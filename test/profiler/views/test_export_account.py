@@ -55,7 +55,7 @@ def test_its_table_adds_up_to_what_was_reserved() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["export", "-f", "perfetto"], ["export", "-f", "memory-viz"], ["report", "--calls", ":"]],
+    [["export", "-f", "perfetto"], ["export", "-f", "memory-viz"]],
 )
 def test_what_shows_time_refuses_an_instant(words: list[str], tmp_path: Path) -> None:
     file, out = tmp_path / "run.memprof", tmp_path / "out.html"

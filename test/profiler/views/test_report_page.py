@@ -436,7 +436,7 @@ def test_every_control_can_be_reached_and_pressed_without_a_mouse(page: Page, re
     ):
         assert wanted in reached, reached
     views = page.get_by_role("group", name="Live set by")
-    for tab in ("Category", "Module", "FX node", "Source line", "Graph", "Storage"):
+    for tab in ("Category", "Module", "FX node", "Source line", "Graph"):
         views.get_by_role("radio", name=tab, exact=True).press("Space")
         assert shown(page)[1] == 26 * MIB
     # A row of the table opens its detail.
@@ -596,7 +596,7 @@ def test_what_a_profile_says_stays_text(page: Page, tmp_path: Path) -> None:
     profile.options = {evil: evil}
     write_report(profile, tmp_path / "p.html", source=f"{evil}.json")
     show(page, tmp_path / "p.html")
-    for tab in ("Category", "FX node", "Source line", "Storage"):
+    for tab in ("Category", "Module", "FX node", "Source line"):
         page.locator(".live-rows").get_by_text(tab, exact=True).first.click()
         page.locator(".live-rows tbody tr").first.click()
     page.mouse.move(300, 300)

@@ -213,7 +213,6 @@ def test_what_is_undecided_is_no_answer(device: Device, script: str) -> None:
         (["--gpu", "abacus", "--", "train.py"], "abacus"),
         (["--env", "X", "--", "train.py"], "is no NAME=VALUE"),
         (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch"),
-        (["--keep-free", "1TiB", "--", "train.py"], "leaves nothing"),
         (["--world-size", "x", "--", "train.py"], "--world-size x is no number"),
         (["--devices", "x", "--", "train.py"], "--devices x is no number"),
         (["--try", "checkpoint", "--at-least-tokens", "9", "--", "train.py"], "is for --vary"),

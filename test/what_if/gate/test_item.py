@@ -19,9 +19,8 @@ from memprof import pytest_plugin
 from memprof.simulated_cuda.gpus import find_gpu
 from memprof.what_if.gate import CHILD
 from memprof.what_if.gate import item as gated
-from memprof.what_if.gate.item import BadGate
 from memprof.what_if.simulate import parent
-from memprof.what_if.simulate.command_line import Command
+from memprof.what_if.simulate.command_line import BadInput, Command
 from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.request import Failure, Outcome
 
@@ -72,7 +71,7 @@ def test_a_test_that_ends_its_process_is_no_pass(
     child = Child([("setup", "passed", "")], outcome)
     monkeypatch.setattr(gated, "attempt", child.attempt)
     item = an_item(tmp_path, tmp_path / "test_a.py", "test_a.py::test_it")
-    with pytest.raises(BadGate, match=why):
+    with pytest.raises(BadInput, match=why):
         gated._simulate(item, find_gpu("t4"))
 
 

@@ -19,7 +19,8 @@ from memprof.profiler.model import (
     WhyNot,
 )
 from memprof.simulated_cuda.gpus import find_gpu
-from memprof.what_if.gate.item import BadGate, add_row, baseline_path, begin_table, judge, read_mark
+from memprof.what_if.gate.item import add_row, baseline_path, begin_table, judge, read_mark
+from memprof.what_if.simulate.command_line import BadInput
 from memprof.what_if.simulate.parent import Simulation
 from memprof.what_if.simulate.request import Outcome
 
@@ -95,7 +96,7 @@ def test_what_cannot_be_compared_fails(tmp_path: Path) -> None:
 
 def test_a_baseline_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "memprof-baselines").write_text("in the way of the folder")
-    with pytest.raises(BadGate, match="baseline cannot be written"):
+    with pytest.raises(BadInput, match="baseline cannot be written"):
         judged(tmp_path, took(MIB), update=True)
 
 
@@ -141,7 +142,7 @@ GIB = 1 << 30
     ],
 )
 def test_bad_marks_are_refused(mark: dict[str, object]) -> None:
-    with pytest.raises(BadGate):
+    with pytest.raises(BadInput):
         read_mark(a_mark(mark))
 
 

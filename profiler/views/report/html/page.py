@@ -56,7 +56,6 @@ def report_page(
     profile: Profile | Sequence[Profile],
     device: str | None = None,
     source: str = "",
-    calls: range | None = None,
     title: str = "",
 ) -> str:
     """The report of a valid profile, or of one of each rank of a job, as a page.
@@ -64,7 +63,6 @@ def report_page(
     Args:
         device: shown first; by default the one with the highest peak, accelerators before the CPU.
         source: path of the file that it comes from; its name is in the title.
-        calls: the page opens at its bars, with these calls of the log in sight; of one profile.
         title: in the tab and the first heading, instead of one with ``source``.
 
     Raises:
@@ -72,7 +70,7 @@ def report_page(
     """
     profiles = [profile] if isinstance(profile, Profile) else profile
     title = title or f"Memory of {os.path.basename(source) or 'compiled code'}"
-    return build_page(title, report_elements(ranks_payload(profiles, device, calls)))
+    return build_page(title, report_elements(ranks_payload(profiles, device)))
 
 
 def write_report(
@@ -80,7 +78,6 @@ def write_report(
     path: str | os.PathLike[str],
     device: str | None = None,
     source: str = "",
-    calls: range | None = None,
     title: str = "",
 ) -> int:
     """Write the ``report_page``, whole or not at all, and return its bytes.
@@ -90,7 +87,7 @@ def write_report(
         ValueError: no program uses ``device``.
     """
     # A title may hold a path that is not UTF-8: it is shown as Python escapes it.
-    text = report_page(profile, device, source, calls, title)
+    text = report_page(profile, device, source, title)
     data = text.encode("utf-8", "backslashreplace")
     write_whole(path, data, "the page")
     return len(data)

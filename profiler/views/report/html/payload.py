@@ -46,13 +46,10 @@ _SNAPSHOTS = 12  # of the tracker in the table; its curve has more
 def ranks_payload(
     profiles: Sequence[Profile],
     device: str | None = None,
-    calls: range | None = None,
 ) -> dict[str, Any]:
     """Payload of a report for each process, and of their comparison; see ``report_page``."""
     if len(profiles) == 1:
-        alone = report_payload(profiles[0], device, calls)
-        opens_at = None if calls is None else "operations"
-        return {"ranks": None, "profiles": [alone], "opens_at": opens_at}
+        return {"ranks": None, "profiles": [report_payload(profiles[0], device)]}
     compared = compare_ranks(profiles, device)
     numbers = ranks_of(profiles)
     highest = sorted(compared.rows, key=lambda r: (-r.peak, r.rank))[:MAX_RANKS]
@@ -64,9 +61,7 @@ def ranks_payload(
     }
 
 
-def report_payload(
-    profile: Profile, device: str | None = None, calls: range | None = None
-) -> dict[str, Any]:
+def report_payload(profile: Profile, device: str | None = None) -> dict[str, Any]:
     texts: Each[str] = Each()
     attribution = Attribution(profile)
     found = timelines(profile)
@@ -87,7 +82,7 @@ def report_payload(
         "sections": [s.plain() for s in _sections(summary, curves) if s],
         "templates": {n: t.plain() for n, t in live.live_templates().items()},
         "curves": curves,
-        "gantt": gantt_payload(profile, calls),
+        "gantt": gantt_payload(profile),
         "peaks": summary.device_peaks,
         "views": [v.value for v in View],
         "devices": devices,

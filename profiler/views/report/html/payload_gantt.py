@@ -46,9 +46,9 @@ class Bar:
     row: int = 0  # where it stands in its lane, from 0 at the top
 
 
-def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any] | None:
+def gantt_payload(profile: Profile) -> dict[str, Any] | None:
     """Lanes and bars of the page's Gantt chart as JSON values, times in ns; None if there are no
-    bars. The chart shows ``calls`` at first, by default everything."""
+    bars."""
     lanes = _lanes(profile)
     bars = [b for _, lane in lanes for b in lane]
     if not bars:
@@ -58,16 +58,9 @@ def gantt_payload(profile: Profile, calls: range | None = None) -> dict[str, Any
     if tracker is not None and tracker.metadata.start_ns > 0:
         base = min(base, tracker.metadata.start_ns)
 
-    def window(calls: range | None) -> list[int] | None:
-        if not calls:
-            return None
-        chosen = slice(calls.start, calls.stop)
-        return [min(log.start_ns[chosen]) - base, max(log.end_ns[chosen]) - base]
-
     return {
         "end": max(b.end_ns for b in bars) - base,
-        "calls": window(calls),
-        "all_calls": window(range(len(log))),
+        "calls": [min(log.start_ns) - base, max(log.end_ns) - base] if len(log) else None,
         "lanes": [
             {"name": name, "rows": [*Counter(b.row for b in lane).values()]} for name, lane in lanes
         ],

@@ -40,7 +40,6 @@ interface Bars {
 interface GanttPayload {
   end: number;
   calls: [number, number] | null;
-  all_calls: [number, number] | null;
   heads: { text: string; top: number }[];
   rows: { top: number; first: number; end: number }[];
   height: number;
@@ -102,7 +101,6 @@ interface Profile {
 interface Payload {
   ranks: { elements: Tree; shown: number[]; first: number } | null;
   profiles: Profile[];
-  opens_at?: string | null;
 }
 
 // ---- Between the scripts

@@ -105,11 +105,7 @@ def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
 
 def live_templates() -> dict[str, Table]:
     """The tables of a page that it fills itself, for the instant that is chosen; by name."""
-    storage = (col.Count("copies"), col.Code("storage"), *col.below(col.CATEGORY))
-    names = col.alike(col.Code, "graph", "FX node", "name", below=True)
-    return {view.value: Table(_live_columns(view)) for view in View} | {
-        "storage": Table((col.BYTES, col.share(0), *storage, *names)),
-    }
+    return {view.value: Table(_live_columns(view)) for view in View}
 
 
 def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:

@@ -10,7 +10,7 @@ const MOST_HEIGHT = 420;
 
 /** @type {Draw} */
 function gantt(state, root) {
-  const { bars, heads, rows, legend, modes, pauses, calls, all_calls: allCalls, end } = state.profile.gantt;
+  const { bars, heads, rows, legend, modes, pauses, calls, end } = state.profile.gantt;
   const { start, duration, call, name: names, kind: kinds, color: colors } = bars;
   const total = state.profile.gantt.height + 8;
   const height = Math.min(total, MOST_HEIGHT);
@@ -20,7 +20,7 @@ function gantt(state, root) {
     out: () => chart.zoom(1 / 2),
     in: () => chart.zoom(2),
     whole: () => chart.whole(),
-    calls: () => allCalls && chart.set(...allCalls),
+    calls: () => calls && chart.set(...calls),
     live: () => {
       const k = call[selected ?? -1] ?? 0;
       state.select(k, state.model.levels(k).highest);
@@ -182,6 +182,5 @@ function gantt(state, root) {
   );
   scroll.addEventListener("scroll", chart.redraw);
   fill(byId("gantt-legend"), legend.map(build));
-  if (calls) chart.set(...calls);
   window.memprof.gantt = { bars, chart, inOrder, nameOf, kindOf, rowOf };
 }

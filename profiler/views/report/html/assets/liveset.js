@@ -7,7 +7,7 @@ function liveSet(state, root) {
   addTemplate(root, "live");
   const { templates, views: names } = state.profile;
   let view = "module";
-  const choices = [view, ...names.filter((v) => v !== view), "storage"];
+  const choices = [view, ...names.filter((v) => v !== view)];
   radios(
     byId("live-views"),
     choices.map((v) => [v, templates[v].columns[3].title]),
@@ -20,29 +20,18 @@ function liveSet(state, root) {
   /** The table that Python describes, with shares of all that is live. */
   function drawTable() {
     const { model, live, total } = state;
-    const parts = view === "storage" ? storages() : model.breakdown(live, view);
+    const parts = model.breakdown(live, view);
     const known = parts.filter((part) => part.known);
     /** @type {(nbytes: number, n: number, name: Cell) => Cell[]} */
     const row = (nbytes, n, name) => [bytesCell(nbytes), shareCell(nbytes, total), [n, grouped(n)], name];
     const rows = known.map((p) => row(p.nbytes, p.storages, nameCell(p.key || "(root)", p.below)));
     const foot = parts.filter((p) => !p.known).map((p) => row(p.nbytes, p.storages, `unattributed: ${p.key}`));
-    if (!foot.length && view !== "storage") foot.push(row(0, 0, "unattributed"));
+    if (!foot.length) foot.push(row(0, 0, "unattributed"));
     foot.push(row(total, sum([...live.values()]), "total"));
     const pick = (/** @type {number} */ i) => state.showDetail(known[i].key || "(root)", known[i].items);
     const title = `Live set by ${templates[view].columns[3].title}`;
     fill(byId("live-table"), table({ ...templates[view], title, rows, foot }, 14, pick));
     byId("live-table").dataset.bytes = String(total);
-  }
-
-  /** Each storage as a part of its own. @type {() => Part[]} */
-  function storages() {
-    const parts = [...state.live].map(([item, n]) => {
-      const { owner, nbytes, category, label, node, fqn } = state.model.describe(item);
-      const key = owner ?? "(scratch memory of a kernel)";
-      const below = [category, label, node, fqn];
-      return { key, below, known: true, nbytes: nbytes * n, storages: n, items: [item] };
-    });
-    return parts.sort((a, b) => b.nbytes - a.nbytes);
   }
 
   function drawMap() {

@@ -94,7 +94,7 @@ function instantBar(state, bar) {
 }
 
 /** @type {(payload: Payload) => void} */
-function drawReport({ ranks, profiles, opens_at: opensAt }) {
+function drawReport({ ranks, profiles }) {
   const asked = new URLSearchParams(location.search).get("rank");
   const chosen = ranks ? Math.max(0, asked === null ? ranks.first : ranks.shown.indexOf(Number(asked))) : 0;
   const state = stateOf(profiles[chosen]);
@@ -127,7 +127,6 @@ function drawReport({ ranks, profiles, opens_at: opensAt }) {
   });
   queueMicrotask(() => {
     state.setDevice(state.model);
-    if (opensAt) document.getElementById(opensAt)?.scrollIntoView();
   });
 }
 

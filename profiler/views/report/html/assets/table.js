@@ -1,5 +1,5 @@
-// Tables as elements.py describes them: sorted by their headings, found in by a word, a bounded
-// number of rows at a time; at phone width every cell stands after its column's name.
+// Tables as elements.py describes them: sorted by their headings, a bounded number of rows at a time;
+// at phone width every cell stands after its column's name.
 
 /** @type {(cell: Cell | undefined) => string | number} */
 const keyOf = (cell) => (Array.isArray(cell) ? cell[0] : (cell ?? "-"));
@@ -16,7 +16,7 @@ function byColumn(column, down) {
 
 /** A table; with `pick`, rows can be chosen. @type {(data: DataTable, limit?: number, pick?: (i: number) => void) => HTMLElement} */
 function table({ title, captioned, fit, columns, rows, foot }, limit = 12, pick) {
-  let [shown, sorted, down, word] = [limit, -1, false, ""];
+  let [shown, sorted, down] = [limit, -1, false];
   const body = el("tbody");
   const more = el("p.table-more");
   const heads = columns.map(({ title: name, class: className, help, sorted: canSort }, i) => {
@@ -44,28 +44,21 @@ function table({ title, captioned, fit, columns, rows, foot }, limit = 12, pick)
   }
 
   function draw() {
-    const found = rows.filter((row) => !word || line(row).innerText.toLowerCase().includes(word));
-    if (sorted >= 0) found.sort(byColumn(sorted, down));
-    fill(body, found.slice(0, shown).map(line));
-    const next = Math.min(found.length - shown, Math.max(limit * 4, 50));
+    const ordered = sorted >= 0 ? rows.toSorted(byColumn(sorted, down)) : rows;
+    fill(body, ordered.slice(0, shown).map(line));
+    const next = Math.min(rows.length - shown, Math.max(limit * 4, 50));
     const grow = () => {
       shown += next;
       draw();
     };
-    const text = `Show ${grouped(next)} more of ${grouped(found.length)}`;
+    const text = `Show ${grouped(next)} more of ${grouped(rows.length)}`;
     fill(more, next > 0 && button(text, grow));
   }
 
-  const input = (/** @type {any} */ event) => {
-    word = event.target.value.trim().toLowerCase();
-    draw();
-  };
   draw();
   return el(
     "div.table-wrap",
     {},
-    rows.length > limit &&
-      el("input", { type: "search", placeholder: "Find a row", "aria-label": `Find a row of ${title}`, input }),
     el(
       fit ? "table.data.fit" : "table.data",
       {},

@@ -111,7 +111,7 @@ def _captured(capture: compiled_autograd.CapturedBackward) -> None:
         f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
     )
     for sentence in capture.disagreements:
-        RUNTIME.ledger.add(LedgerKind.FALLBACK, None, sentence)
+        RUNTIME.ledger.add(LedgerKind.COMPILED, None, sentence)
 
 
 def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:

@@ -340,7 +340,7 @@ class InnerCompile:
             f.name for f in fields(now) if getattr(now, f.name) != getattr(found.metadata, f.name)
         ]
         why = f"AOTAutograd's word on it has changed: {', '.join(differ)}"
-        RUNTIME.ledger.add(LedgerKind.FALLBACK, forward.record.id, why)
+        RUNTIME.ledger.add(LedgerKind.COMPILED, forward.record.id, why)
         return None
 
     def _run_without_graph(self, box: Any, reason: str, graph: int | None = None) -> None:

@@ -196,8 +196,8 @@ def described(function: Any) -> GraphDescription | None:
 def _disagreement(
     forward: GraphDescription, module: GraphModule, saved: int, gradients: int, others: int
 ) -> str:
-    """What a description says of a backward otherwise than it is, or why it says nothing; "" if it
-    is right.
+    """Words for where a description differs from the backward that it is of, or for why it says
+    nothing; "" if it is right.
 
     Args:
         module: the backward's graph.

@@ -75,10 +75,7 @@ def words() -> Section:
 def fell_back(s: Summary) -> Section:
     """That memprof itself failed in the run, so that figures are of less than all."""
     times = sum(reason.count for reason in s.ledger.fallbacks)
-    text = (
-        f"memprof fell back to plain Inductor, times: {times:,}; what ran there may be missing "
-        f"below: {s.ledger.fallbacks[0].reason} (all: memprof report FILE --section ledger)"
-    )
+    text = f"memprof fell back to plain Inductor, times: {times:,} (why: --section ledger)"
     return Section("fell-back", "", (Note(text, tone=Tone.ERROR),), name="fallbacks")
 
 

@@ -164,8 +164,9 @@ $(DOCS_STAMP): $(STAMP)
 	@rm -f $(VENV)/.docs-*
 	@touch $@
 
-docs: $(DOCS_STAMP) ## the site, in build/site; links and addresses are checked
+docs: $(DOCS_STAMP) ## the site, in build/site; links are checked, and the notebook is run
 	$(VENV)/bin/mkdocs build --strict
+	MEMPROF_TEST_NOTEBOOK=1 $(VENV)/bin/python -m pytest -q test/docs/test_shown.py
 
 test-gpu: $(STAMP) ## tests that need a real CUDA device
 	$(VENV)/bin/python -m pytest $(ARGS) -m gpu

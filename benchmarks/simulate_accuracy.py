@@ -1,6 +1,6 @@
 """Simulates the training runs whose device memory somebody published, and says how far off it is.
 
-The cases are those of ``benchmarks/simulate_cases.py``: a published figure, its counter and
+The cases are those of ``benchmarks/simulate/cases.toml``: a published figure, its counter and
 settings, and a script that knows nothing of the simulation. Each runs in a process of its own on
 the simulated device, by ``memprof simulate``. Packages that a case needs are looked for where this
 Python finds them (and on PYTHONPATH).
@@ -13,14 +13,47 @@ import json
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared import Table, options, save
-from simulate_cases import CASES, Case
 
-HERE = Path(__file__).parent
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCRIPTS = Path(__file__).parent / "simulate"
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Describes a published measurement and the script that repeats it, as ``cases.toml`` does."""
+
+    id: str
+    about: str
+    source: str
+    figure: float
+    unit: str
+    counter: str
+    gpu: str
+    then: str
+    script: str
+    args: str
+    needs: tuple[str, ...] = ()
+    quick: bool = False
+
+
+def cases() -> list[Case]:
+    """All cases, in the order of the file."""
+    found = []
+    for group in tomllib.loads((SCRIPTS / "cases.toml").read_text())["group"]:
+        shared = {name: value for name, value in group.items() if name != "case"}
+        for case in group["case"]:
+            found.append(Case(**{**shared, **case, "id": group["id"] + case["id"]}))
+    return found
 
 
 class SimulationError(Exception):
@@ -49,8 +82,8 @@ def simulate(case: Case, limit: float) -> float:
         SimulationError: it failed, or took longer than ``limit`` seconds.
     """
     command = [sys.executable, "-m", "memprof", "simulate", "--json", "-q", "--to-the-end"]
-    command += ["--gpu", case.gpu, "--timeout", str(limit)]
-    command += ["--", "python", str(HERE / "simulate" / case.script), *case.args.split()]
+    command += ["--gpu", *case.gpu.split(), "--timeout", str(limit)]
+    command += ["--", "python", str(SCRIPTS / case.script), *case.args.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 2:
         raise SimulationError(done.stderr.strip().rpartition("\n")[2])
@@ -76,12 +109,12 @@ def main() -> int:
         {"case": -34, "settings": -80, "counter": -9, "published": 15, "simulated": 9, "off": 9}
     )
     results: dict[str, dict[str, Any]] = {}
-    for case in CASES:
+    for case in cases():
         if args.only and not case.id.startswith(tuple(args.only)):
             continue
         if args.quick and not case.quick:
             continue
-        published = f"{case.figure:.2f} {case.unit}"
+        published = f"{case.figure:.3f} {case.unit}"
         about = [f"`{case.id}`", case.about, case.counter, published]
         try:
             if absent := missing(case):
@@ -92,7 +125,7 @@ def main() -> int:
             continue
         off = 100 * (simulated / case.figure - 1)
         results[case.id] = {"published": case.figure, "simulated": simulated, "off": off}
-        table.row([*about, simulated, f"{off:+.2f} %"])
+        table.row([*about, f"{simulated:.3f}", f"{off:+.3f} %"])
         if args.save:
             save(results)
     if results:

@@ -15,7 +15,7 @@ from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
 
 SCREEN = 44
 """Lines that a short text has at most, if it can."""
-_NAMES = 6
+_NAMES = 4
 """Most names of left-out sections in a text for which room is scarce."""
 _DAY_NS = 86_400_000_000_000
 _MORE = "More in the whole report (--full in the shell, full=True in Python)"

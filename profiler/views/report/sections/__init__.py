@@ -17,7 +17,8 @@ from . import about, account, dataflow, ledger, live, tracker
 def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
     """All that there is to say of a profile, what matters most first; at most so many
     ``snapshots`` of the tracker."""
-    yield about.fell_back(s)
+    if s.ledger.fallbacks:
+        yield about.fell_back(s)
     profile, grows = s.profile, about.of_growth(s.growth, show)
     # That of a failed allocation begins with the request, whatever else there is to say.
     failed = any(a.failure is not None for a in profile.accounts)

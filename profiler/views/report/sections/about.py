@@ -15,7 +15,6 @@ from memprof.profiler.views.report.failure import line_of
 from memprof.profiler.views.report.format import format_bytes, format_ns, format_share
 from memprof.profiler.views.report.section import (
     EVERY,
-    NOTHING,
     Note,
     Section,
     Show,
@@ -74,14 +73,9 @@ def words() -> Section:
 
 
 def fell_back(s: Summary) -> Section:
-    """That memprof itself failed in the run, so that figures are of less than all; else nothing."""
+    """That memprof itself failed in the run, so that figures are of less than all."""
     times = sum(reason.count for reason in s.ledger.fallbacks)
-    if not times:
-        return NOTHING
-    text = (
-        f"memprof fell back to plain Inductor, times: {times:,}; what ran there may be missing "
-        f"below: {s.ledger.fallbacks[0].reason} (all: memprof report FILE --section ledger)"
-    )
+    text = f"memprof fell back to plain Inductor, times: {times:,} (why: --section ledger)"
     return Section("fell-back", "", (Note(text, tone=Tone.ERROR),), name="fallbacks")
 
 

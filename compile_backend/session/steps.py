@@ -72,6 +72,7 @@ class StepRecorder:
         self._on_step = on_step
         self._file: IO[bytes] | None = None
         self._pid = os.getpid()
+        self._rank = process().rank
         self._notes: deque[_Note] = deque()
         self._ends: StepEnd = "session"
         self._marks = itertools.count()
@@ -182,7 +183,7 @@ class StepRecorder:
                 time_ns=time_ns,
                 duration_ns=max(0, perf_ns - self._ended_ns),
                 ended_by=by,
-                rank=process().rank,
+                rank=self._rank,
                 devices=totals,
                 peak=peak,
                 recorded=recorded,

@@ -40,6 +40,21 @@ def test_every_option_of_this_torch_is_decided_about() -> None:
     assert len(_torchs_options()) >= 20
 
 
+def test_every_option_has_a_row_in_the_documentation() -> None:
+    words = {
+        "these trees do what it says": "honoured",
+        "these trees do that in any case": "always so",
+        "it tells Inductor": "left to the compiler",
+        "it concerns something else": "concerns something else",
+    }
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| 2\.1[1-5] \| ([a-z ]+) \| .+ \|$", page, re.MULTILINE)
+    assert dict(rows) == {
+        name: next(word for start, word in words.items() if verdict.startswith(start))
+        for name, (verdict, _) in DECISIONS.items()
+    }
+
+
 def test_what_is_honoured_is_read() -> None:
     read = {"cudagraph_trees"}  # where nothing is compiled for a tree yet
     for path in Path(torch_options.__file__).parent.rglob("*.py"):

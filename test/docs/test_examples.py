@@ -32,7 +32,12 @@ import memprof
 import memprof.cudagraph_trees as trees
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "guides").glob("*.md")),
+]
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>[^>]+?) -->\n+)?"
     r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",

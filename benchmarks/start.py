@@ -7,12 +7,14 @@
 Each run is a process of its own; memprof and Inductor take turns, first with empty caches (cold)
 and then with the caches that each has filled (warm). A figure is the CPU time of the process, in
 seconds, from ``torch.compile`` on: what is compiled and called, and what is imported for it, which
-is memprof too. Processes that Inductor starts to compile in are not counted. The median of the
-rounds is printed; Python writes and reads .pyc files as after an installation.
+is memprof too; ``gc`` counts full collections of Python's collector in it. Processes that Inductor
+starts to compile in are not counted. The median of the rounds is printed; Python writes and reads
+.pyc files as after an installation.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import statistics
@@ -44,6 +46,7 @@ def child(backend: str) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network, tokens = model(device)
     mode = "reduce-overhead" if backend == "inductor" and device == "cuda" else None
+    full = gc.get_stats()[2]["collections"]
     begin = time.process_time()
     compiled = torch.compile(network, backend=backend, mode=mode)
     ends = []
@@ -52,7 +55,7 @@ def child(backend: str) -> None:
         ends.append(time.process_time())
     modules = sum(name.partition(".")[0] == "memprof" for name in sys.modules)
     found = {"first": ends[0] - begin, "second": ends[1] - ends[0], "modules": modules}
-    print(json.dumps(found))
+    print(json.dumps({**found, "gc": gc.get_stats()[2]["collections"] - full}))
 
 
 def main() -> None:
@@ -72,7 +75,9 @@ def main() -> None:
                     # One of its own: C++ kernels that the other has compiled would be there.
                     found = fresh("--child", backend, TORCHINDUCTOR_CACHE_DIR=f"{folder}/{backend}")
                     taken.setdefault(f"{caches}, {backend}", []).append(found)
-    table = Table({"": -14, "first step, s": 13, "second step, s": 14, "modules": 8, "ratio": 6})
+    table = Table(
+        {"": -14, "first step, s": 13, "second step, s": 14, "modules": 8, "gc": 3, "ratio": 6}
+    )
     medians = {
         way: {name: statistics.median(r[name] for r in runs) for name in runs[0]}
         for way, runs in taken.items()
@@ -80,7 +85,8 @@ def main() -> None:
     for way, found in medians.items():
         peer = medians[way.replace("memprof", "inductor")]
         ratio = (found["first"] + found["second"]) / (peer["first"] + peer["second"])
-        table.row([way, found["first"], found["second"], int(found["modules"]), ratio])
+        counts = (int(found["modules"]), int(found["gc"]))
+        table.row([way, found["first"], found["second"], *counts, ratio])
     if args.save:
         save(taken)
 

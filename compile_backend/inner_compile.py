@@ -28,7 +28,7 @@ from memprof.profiler.model import (
 )
 
 from . import _torch_compat
-from .companion import CacheEntry, Known, restored
+from .companion import CacheEntry, Companion, restored
 from .companion import store as store_companion
 from .options import Options
 from .session.runtime import FORWARDS, RUNTIME, LiveGraph
@@ -41,7 +41,7 @@ from .stages.graphs import GraphsStage, ObservableModel, UnsafeOperator, operato
 from .stages.observe.stage import ObserveStage, SizeInputs, size_inputs
 from .stages.pipeline import CompileStage, compile_through
 from .stages.provenance.dynamo_lines import DynamoLines
-from .stages.provenance.stage import AttributeStage, attribute
+from .stages.provenance.stage import AttributeStage
 
 T = TypeVar("T")
 
@@ -186,7 +186,7 @@ class InnerCompile:
 
     def wrap_hit(
         self,
-        known: Known | None,
+        known: Companion | None,
         compiled: Any,
         fx_config: Mapping[str, Any],
         post_compile: Callable[[Mapping[str, Any]], Any],
@@ -202,8 +202,10 @@ class InnerCompile:
         given = {**fx_config, "cudagraphs": _torch_compat.no_cudagraphs()}
         try:
             graph = self._restored(known, compiled)
-            sizes = known.companion.sizes if known is not None else None
-            outside = known.companion.outside if known is not None else None
+            sizes = known.sizes if known is not None else None
+            outside = known.outside if known is not None else None
+            if self.graphs:
+                graph.complete()  # Recordings of the trees and their errors read the record.
             stages = self._stages(graph, sizes, outside, fx_config.get("cudagraphs"), given)
             how = _torch_compat.how_compiled(compiled)
             stages.append(RecordStage(graph.record, graph.record.kind, how))
@@ -228,20 +230,19 @@ class InnerCompile:
             return None
         return CacheEntry(self.traced_key, key, _torch_compat.source_code(compiled))
 
-    def _restored(self, known: Known | None, compiled: Any) -> LiveGraph:
+    def _restored(self, known: Companion | None, compiled: Any) -> LiveGraph:
         """The graph of a hit, with its nodes and buffers."""
         id_ = RUNTIME.new_graph_id()
         compile_id = self._compile_id(id_)
-        if known is None:
+        if known is None or self.lines is None:
             why = "it came from a cache, and what describes it was not beside it"
             RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, id_, why)
             kind = GraphKind(_torch_compat.kind_of_cached(compiled))
             record = GraphRecord(id_, kind, compile_id, fx_cache="hit", unobservable=why)
             record.description = GraphDescription(unreadable=why)
             return LiveGraph(record)
-        graph = restored(known.companion, id_, compile_id)
-        attribute(graph, known.artifact)
-        return graph
+        source = _torch_compat.source_code(compiled)
+        return restored(known, self.lines, source, id_, compile_id)
 
     def _forget_hits(self) -> None:
         """Drop the graphs of hits that were none: torch compiles, since another part of the entry

@@ -29,7 +29,8 @@ class Options:
     Attributes:
         observe_runs: how many first calls of each graph, and of each combination of sizes, run
             instrumented to learn its allocation program; the last one counts. Two, because a first
-            call can allocate what later ones do not (packed weights). 0 turns observation off.
+            call can allocate what later ones do not (packed weights); one that allocates only what
+            its code names is the last. 0 turns observation off.
         max_programs: how many combinations of sizes are observed per graph.
         graphs: replay compiled code on a GPU in graph trees. None leaves it to mode and Inductor's
             options. On the CPU there are no graphs, whatever it is.

@@ -33,7 +33,7 @@ from memprof.profiler.sources.allocator.replaced import Undo, replace
 
 from . import _torch_compat
 from . import companion as companions
-from .companion import Known
+from .companion import Companion
 from .inner_compile import InnerCompile
 from .session.runtime import RUNTIME
 from .stages.provenance import artifact as artifacts
@@ -97,7 +97,7 @@ def _loading(plain: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
-def _known(inner: InnerCompile, compiled: Any) -> Known | None:
+def _known(inner: InnerCompile, compiled: Any) -> Companion | None:
     try:
         entry = inner.entry_of(compiled)
         return companions.load(entry, inner.lines) if entry and inner.lines else None

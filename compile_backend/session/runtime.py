@@ -152,12 +152,21 @@ class LiveGraph:
         aot_nodes: the nodes of its AOT graph by name, which a forward's backward needs.
         instrumented: the code of an instrumented copy of its generated code
             (``WrapperCode.copy``), until its calls are observed.
+        read_details: gives the record of a graph from a cache its nodes, buffers and statements;
+            None once it has them.
     """
 
     record: GraphRecord
     calls: Counter = field(default_factory=Counter)
     aot_nodes: Mapping[str, NodeProvenance] = field(default_factory=dict)
     instrumented: bytes | None = None
+    read_details: Callable[[], None] | None = None
+
+    def complete(self) -> None:
+        """Give the record all that is known of the graph."""
+        read, self.read_details = self.read_details, None
+        if read is not None:
+            read()
 
 
 FORWARDS: dict[int, LiveGraph] = {}
@@ -196,9 +205,12 @@ class Runtime:
             self._graphs.pop(graph.record.id, None)
 
     def graphs(self) -> list[LiveGraph]:
-        """All graphs, ordered by id."""
+        """All graphs, complete, ordered by id."""
         with self._lock:
-            return [self._graphs[i] for i in sorted(self._graphs)]
+            found = [self._graphs[i] for i in sorted(self._graphs)]
+            for graph in found:
+                graph.complete()
+            return found
 
     def note_persistent(self, record: GraphRecord, program: AllocationProgram) -> None:
         """Watch the release of what may stay between calls of a new program: parameters, buffers,
@@ -243,7 +255,7 @@ class Runtime:
             time.perf_counter_ns(),
             ledger_before=self.ledger.counts(),
             trees_before={key: e.count for key, e in _trees_history().ledger_entries().items()},
-            calls_before={g.record.id: g.calls.value for g in self.graphs()},
+            calls_before={i: g.calls.value for i, g in list(self._graphs.items())},
         )
 
     def close_session(self) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,28 @@ def test_a_profile_is_not_changed_by_what_is_called_after_it() -> None:
     assert (first.calls, first.programs) == (2, [observed])
     (whole,) = outer.profile().graphs
     assert (whole.calls, [p.key for p in whole.programs]) == (5, [(8,), (9,), (10,)])
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"),
+    [(torch.sin, 1), (lambda x: torch.sort(x)[0], 2)],
+    ids=["named", "scratch"],
+)
+def test_what_allocates_only_what_its_code_names_is_observed_once(
+    function: Callable[[torch.Tensor], torch.Tensor], calls: int
+) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: function(x) + 1, backend="memprof")
+    with memprof.profile() as session:
+        for call in (1, 2):
+            run(torch.rand(64))
+            profile = session.profile()
+            (graph,) = profile.graphs
+            (program,) = graph.programs
+            scratch = any(s.origin is Origin.INTERNAL for s in program.storages)
+            assert scratch == (calls == 2)
+            settled = any(e.kind is LedgerKind.OBSERVED for e in profile.ledger)
+            assert settled == (call >= calls)
 
 
 @pytest.mark.parametrize("option", ["observe_runs", "max_programs"])

@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 
 import memprof
+from memprof.compile_backend import companion
 from memprof.compile_backend.stages.provenance import stage as provenance_stage
 from memprof.profiler.model import GraphRecord, LedgerKind, Profile
 
@@ -220,6 +221,11 @@ def remove_provenance(cache: Path) -> None:
         path.unlink()
 
 
+def remove_all(cache: Path) -> None:
+    remove_companions(cache)
+    remove_provenance(cache)
+
+
 def remove_one(cache: Path) -> None:
     companions(cache)[0].unlink()
 
@@ -250,9 +256,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Ru
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "lose", [cut, remove_companions, remove_provenance, remove_one, remove_entries]
-)
+@pytest.mark.parametrize("lose", [cut, remove_companions, remove_all, remove_one, remove_entries])
 def test_what_is_lost_is_learned_again(
     lose: Callable[[Path], None],
     device: str,
@@ -270,6 +274,32 @@ def test_what_is_lost_is_learned_again(
     third = train(device=device)
     assert third.hits == 1
     assert_same(third, miss)
+
+
+def test_a_hit_needs_its_companion_alone(
+    cache: Path, filled: Callable[[str, Path], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miss = filled("cpu", cache)
+    # GIVEN that Inductor's cache is not asked, and that no profile is
+    remove_provenance(cache)
+    decoded: list[type] = []
+    decode = companion.msgspec.msgpack.decode
+
+    def counting(content: Any, *, type: Any) -> Any:
+        decoded.append(type)
+        return decode(content, type=type)
+
+    monkeypatch.setattr(companion.msgspec.msgpack, "decode", counting)
+    compiled_anew(Model())(torch.randn(4, 8))
+    # THEN what profiles alone show is not read
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    assert decoded.count(companion.Companion) == 2
+    assert companion.Details not in decoded
+    # AND a profile has all of it
+    hit = train()
+    assert hit.hits == 1
+    assert companion.Details in decoded
+    assert_same(hit, miss)
 
 
 def test_entries_of_plain_inductor_are_apart() -> None:
@@ -295,8 +325,6 @@ def test_where_a_miss_is_an_error_the_graph_runs_unnamed(cache: Path) -> None:
 def test_a_failure_to_read_is_a_miss(
     monkeypatch: pytest.MonkeyPatch, cache: Path, filled: Callable[[str, Path], Run]
 ) -> None:
-    from memprof.compile_backend import companion
-
     miss = filled("cpu", cache)
 
     def broken(*_: Any) -> None:

@@ -35,10 +35,13 @@ class CallRecorder:
     def at(self, line: int) -> None:
         """Begin the statement at ``line``."""
         if self.error is None:
-            with self._keeping_errors():
+            # Of the hooks this one and the next are called thousands of times.
+            try:
                 self.trace.statements.append(StatementTrace(line))
                 if self._allocator.started:
                     self._allocator.mark(len(self.trace.statements) - 1)
+            except Exception as error:
+                self.error = error
 
     def exclude(self) -> None:
         """Marks what is allocated until the next statement as not the graph's."""
@@ -49,11 +52,13 @@ class CallRecorder:
     def bound(self, name: str, value: object) -> None:
         """Note that ``name`` was assigned ``value``: a tensor, a sequence of these, or anything."""
         if self.error is None:
-            with self._keeping_errors():
+            try:
                 for storage in _storages(value):
                     number = self._identities.identity(storage)
                     bound = Bound(name, number, storage.nbytes(), str(storage.device))
                     self.trace.statements[-1].bound.append(bound)
+            except Exception as error:
+                self.error = error
 
     def dropped(self, names: tuple[str, ...]) -> None:
         """Note that ``names`` were deleted."""

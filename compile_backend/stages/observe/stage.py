@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import GraphRecord, LedgerKind
+from memprof.profiler.model import AllocationProgram, GraphRecord, LedgerKind, Origin
 from memprof.profiler.support.counter import Counter as Ticks
 
 from ... import _torch_compat as compat
@@ -126,6 +126,13 @@ class ObserveStage(CompileStage):
         _ObservedCall(self, compiled, None, change)
         call._boxed_call = True  # type: ignore[attr-defined]
         return call
+
+
+def _is_lasting(program: AllocationProgram) -> bool:
+    """Tells whether an observed call allocated what the names of its code say and no more, so that
+    no later call allocates anything else."""
+    scratch = any(s.origin is Origin.INTERNAL for s in program.storages)
+    return program.internal_observed and not program.kept_bytes and not scratch
 
 
 class _ObservedCall:
@@ -274,7 +281,7 @@ class _ObservedCall:
         programs[index : index + 1] = [program]
         RUNTIME.note_persistent(self.record, program)
         self.seen[key] += 1
-        if self.seen[key] >= self._runs:
+        if self.seen[key] >= self._runs or _is_lasting(program):
             self._settle(key, index)
             what = f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
             RUNTIME.ledger.add(LedgerKind.OBSERVED, self.record.id, what)

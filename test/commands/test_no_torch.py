@@ -88,5 +88,5 @@ def test_doctor_without_torch_says_so() -> None:
     assert "torch                             not installed -> pip install torch" in done.stdout
     assert done.stdout.count("No module named") == 0
     said = " ".join(done.stdout.split())
-    assert "memprof does not work here as a backend: see `fail`. These work: " in said
-    assert said.endswith("memprof report.")
+    works = "see `fail`. These work: memprof report. Next: pip install torch (torch)"
+    assert said.endswith(f"memprof does not work here as a backend: {works}")

@@ -1,4 +1,4 @@
-"""What a step costs that ``memprof.profile(steps=...)`` records: processor time of the thread that
+"""Cost of a step that ``memprof.profile(steps=...)`` records: processor time of the thread that
 ends it, and of the whole process, whose other thread makes the record.
 
     python benchmarks/step_record.py

@@ -31,7 +31,7 @@ VERSION = "2"
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What profiles alone ask for of a graph; lines are numbers: Note [Lines by number].
+    """Facts of a graph that profiles alone ask for; lines are numbers: Note [Lines by number].
 
     Attributes:
         nodes: FX nodes that buffers refer to, by name, without stacks.
@@ -133,7 +133,7 @@ def store(
 
 
 def load(entry: CacheEntry, lines: DynamoLines) -> Companion | None:
-    """What is known of a part of ``entry``, which a Dynamo graph with these lines has; None if it
+    """Facts about a part of ``entry``, which a Dynamo graph with these lines has; None if it
     is missing or damaged."""
     found = STORED.read(*entry, lines.digest)
     if found is None:

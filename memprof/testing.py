@@ -82,7 +82,7 @@ def assert_graph_snapshot(
 
 
 def graph_text(run: Callable[[], object], *, parts: Sequence[str] = PARTS[:3]) -> str:
-    """What ``run`` compiles with memprof's backend, and the memory of it, as a text that is the
+    """Graphs that ``run`` compiles with memprof's backend, and their memory, as a text that is the
     same on every machine on which the code is: Note [The same text everywhere].
 
     Everything that was compiled in this process is forgotten before (``torch._dynamo.reset()``), so

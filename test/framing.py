@@ -110,7 +110,7 @@ def _differences(calls: Any) -> Any:
 
 
 def findings(profile: Profile) -> list[str]:
-    """What a reader of this profile, once it is written, would leave out, and sums in it that
+    """Parts of this profile that a reader, once it is written, would leave out, and sums in it that
     differ from their parts."""
     written = dataclasses.replace(profile, left_out=[])
     try:

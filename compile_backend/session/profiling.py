@@ -379,7 +379,7 @@ def _unless_it_fails(make: Callable[[], _Part], problem: str) -> _Part | None:
         return None
 
 
-class _Process(Views):
+class _SoFar(Views):
     """Views of the profile of this process so far."""
 
     def profiles(self) -> list[Profile]:
@@ -405,6 +405,6 @@ def report(
         ProfileNotWritableError: ``html`` cannot be written.
     """
     if html is not None:
-        _Process().to_html(html, device=device)
+        _SoFar().to_html(html, device=device)
     else:
-        _Process().report(full=full, top=top, device=device, file=file)
+        _SoFar().report(full=full, top=top, device=device, file=file)

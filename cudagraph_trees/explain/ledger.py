@@ -28,8 +28,8 @@ _COUNTS = {kind: Counter() for kind in LedgerKind}
 
 
 def graphs_so_far() -> tuple[int, int, int]:
-    """How often this process has recorded a graph, replayed one, and made a call without one that
-    graph trees served, in some microseconds."""
+    """Number of graphs that this process has recorded, of replays, and of calls that graph trees
+    served without one, in some microseconds."""
     return (
         _COUNTS[LedgerKind.RECORD].value + _COUNTS[LedgerKind.RERECORD].value,
         REPLAYS.value,

@@ -1,4 +1,4 @@
-"""What mkdocs does to a page of docs/ before it becomes one of the site."""
+"""Changes that mkdocs makes to a page of docs/ before it becomes one of the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block keeps for its backward, and what to do about it
+"""Activations that a block keeps for its backward, and what to do about it
 
 Eight blocks of a transformer's feed-forward part. The report names the module whose activations
 cost most, the line that makes them, and the call that computes them again instead.

@@ -1,4 +1,4 @@
-"""What saves memory, measured rather than advised
+"""Changes that save memory, measured rather than advised
 
 Each change that memprof knows is tried on the unmodified script: the table has what it saved
 here.

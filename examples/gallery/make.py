@@ -60,7 +60,7 @@ def finding(script: Path) -> dict[str, str]:
 
 
 def report(command: str, python: Path, folder: str) -> str:
-    """What a command prints, standard error left out."""
+    """Output of a command, standard error left out."""
     environment = {
         **os.environ,
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",

@@ -64,7 +64,7 @@ class Status(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """Describes what one probe found, in words, and what to do about it, "" for nothing."""
 
     name: str
@@ -76,10 +76,10 @@ class Finding:
 @dataclass(slots=True)
 class Diagnosis:
     works: bool
-    environment: list[Finding]
-    features: list[Finding]
+    environment: list[ProbeResult]
+    features: list[ProbeResult]
     next: str
-    """What to type now: a command, or the advice of what fails first."""
+    """Next thing to type: a command, or the advice of what fails first."""
 
 
 class _Problem(Exception):
@@ -88,7 +88,7 @@ class _Problem(Exception):
 
 def examine() -> Diagnosis:
     """Run all probes. Takes a few seconds, most of them ``import torch``. Never raises."""
-    found: dict[str, Finding] = {}
+    found: dict[str, ProbeResult] = {}
     environment: dict[str, Callable[[], str]] = {
         "Python": lambda: f"{platform.python_version()} ({sys.executable})",
         "memprof": _memprof,
@@ -121,7 +121,7 @@ def examine() -> Diagnosis:
     )
 
 
-def _next(works: bool, found: dict[str, Finding]) -> str:
+def _next(works: bool, found: dict[str, ProbeResult]) -> str:
     """The one command that leads on from here."""
     simulates = found["memprof simulate"].status is Status.OK
     if simulates and found["Inductor code for GPU"].status is not Status.OK:
@@ -156,16 +156,16 @@ def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
     return "\n".join(line.rstrip() for line in out) + "\n"
 
 
-def _probe(name: str, probe: Callable[[], str]) -> Finding:
+def _probe(name: str, probe: Callable[[], str]) -> ProbeResult:
     try:
-        return Finding(name, Status.OK, probe())
+        return ProbeResult(name, Status.OK, probe())
     except _Problem as e:
-        return Finding(name, *e.args)
+        return ProbeResult(name, *e.args)
     except Exception as e:
         if isinstance(e, ImportError) and name != "torch":
-            return Finding(name, Status.FAIL, "needs torch")  # whose own finding says why
+            return ProbeResult(name, Status.FAIL, "needs torch")  # whose own finding says why
         text = " ".join(str(e).split())
-        return Finding(name, Status.FAIL, f"{type(e).__name__}: {text[:300]}")
+        return ProbeResult(name, Status.FAIL, f"{type(e).__name__}: {text[:300]}")
 
 
 # The environment
@@ -259,25 +259,25 @@ def _entry_point() -> str:
 # What works
 
 
-def _need(found: dict[str, Finding], *names: str) -> None:
+def _need(found: dict[str, ProbeResult], *names: str) -> None:
     for name in names:
         if found[name].status is Status.FAIL:
             raise _Problem(Status.FAIL, f"needs {name}")
 
 
-def _backend(found: dict[str, Finding]) -> str:
+def _backend(found: dict[str, ProbeResult]) -> str:
     _need(found, "torch", "entry point")
     if "memprof" not in _torch_compat.backend_names():
         raise _Problem(Status.FAIL, "torch does not list the backend")
     return "torch lists the backend"
 
 
-def _cpu_code(found: dict[str, Finding]) -> str:
+def _cpu_code(found: dict[str, ProbeResult]) -> str:
     _need(found, "torch", "C++ compiler")
     return "compiled by the C++ compiler above"
 
 
-def _gpu_code(found: dict[str, Finding]) -> str:
+def _gpu_code(found: dict[str, ProbeResult]) -> str:
     devices = _torch_compat.accelerators()
     if not devices:
         raise _Problem(Status.WARN, "no accelerator here")

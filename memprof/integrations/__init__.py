@@ -3,8 +3,8 @@ named after, and nothing here is imported unless asked for.
 
     from memprof.integrations.transformers import MemprofCallback  # Trainer(callbacks=[…])
     from memprof.integrations.lightning import MemprofCallback  # Trainer(callbacks=[…])
-    from memprof.integrations.prometheus import StepGauges  # memprof.profile(on_step=…)
-    from memprof.integrations.opentelemetry import StepGauges
+    from memprof.integrations.prometheus import PrometheusGauges  # memprof.profile(on_step=…)
+    from memprof.integrations.opentelemetry import OpenTelemetryGauges
 
 docs/guides/README.md has a page for each framework, docs/step-record.md one for dashboards.
 """

@@ -1,4 +1,4 @@
-"""What callbacks of training frameworks have in common."""
+"""Common part of the callbacks of training frameworks."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from opentelemetry.metrics import Meter, get_meter
 from memprof.profiler.model import StepRecord
 
 
-class StepGauges:
-    """Shows the latest step; for ``memprof.profile(on_step=StepGauges())``.
+class OpenTelemetryGauges:
+    """Shows the latest step; for ``memprof.profile(on_step=OpenTelemetryGauges())``.
 
     Args:
         meter: by default that of the program's meter provider.

@@ -11,8 +11,8 @@ from prometheus_client import (  # type: ignore[import-not-found, unused-ignore]
 from memprof.profiler.model import StepRecord
 
 
-class StepGauges:
-    """Shows the latest step; for ``memprof.profile(on_step=StepGauges())``.
+class PrometheusGauges:
+    """Shows the latest step; for ``memprof.profile(on_step=PrometheusGauges())``.
 
         prometheus_client.start_http_server(9400)
 

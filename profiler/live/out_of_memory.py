@@ -1,8 +1,8 @@
 """Allocations that failed for want of memory, from everything that a profile knows, as data.
 
 A program that catches the error and goes on (a smaller batch, a fallback) leaves no trace of it but
-here: in memprof's ledger where a warm-up, a recording or a
-call of ours failed, and in how the tracked process ended.
+here: in the account of that moment, in memprof's ledger where a warm-up, a recording or a call of
+ours failed, in the tracker's snapshots, and in how the tracked process ended.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class PoolShare:
             ``gone`` for segments that were given back before anybody asked.
         free: of what is reserved in segments, bytes in no block.
         largest_free: the largest range of these.
-        with_free: segments that have any; 0 in files of 0.2.0, which did not count them.
+        with_free: segments that have any; 0 where they were not counted.
     """
 
     name: str

@@ -145,7 +145,7 @@ class Profile:
         released: for identities (``Storage.identity``) of parameters, buffers and optimizer
             state whose memory the process has given back: the number of calls that had
             returned by then, dropped ones included.
-        process: None in files that older memprof wrote.
+        process: None if it is not known.
         perf_origin_ns: ``time.time_ns()`` when ``time.perf_counter_ns()`` was 0: what to add
             to the times of calls to have the times of the ledger, or those of another
             process. 0 if not known.

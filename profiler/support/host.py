@@ -6,7 +6,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTION = "torch-memprof"
-"""What pip installs: PyPI's ``memprof`` is another program."""
+"""Name that pip installs: PyPI's ``memprof`` is another program."""
 
 
 UNKNOWN_VERSION = "unknown"

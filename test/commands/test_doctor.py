@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from memprof.cli import main
 from memprof.commands import doctor
-from memprof.commands.doctor import Diagnosis, Finding, Status, examine, render_doctor
+from memprof.commands.doctor import Diagnosis, ProbeResult, Status, examine, render_doctor
 from memprof.profiler.views.report import Style
 
 pytest.importorskip("torch")
 
 
-def by_name(diagnosis: Diagnosis) -> dict[str, Finding]:
+def by_name(diagnosis: Diagnosis) -> dict[str, ProbeResult]:
     return {f.name: f for f in (*diagnosis.environment, *diagnosis.features)}
 
 
@@ -170,7 +170,7 @@ def test_the_next_command(here: Diagnosis) -> None:
             "compiler": "C++ compiler",
         }
         changed = {
-            names[key]: Finding(names[key], status, "", f"mend {key}")
+            names[key]: ProbeResult(names[key], status, "", f"mend {key}")
             for key, status in statuses.items()
         }
         return doctor._next(works, {**found, **changed})
@@ -217,8 +217,8 @@ def test_entry_point_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_look() -> None:
     diagnosis = Diagnosis(
         False,
-        [Finding("torch", Status.FAIL, "not installed", "pip install torch")],
-        [Finding("CUDA graphs", Status.WARN, "no: " + "word " * 30)],
+        [ProbeResult("torch", Status.FAIL, "not installed", "pip install torch")],
+        [ProbeResult("CUDA graphs", Status.WARN, "no: " + "word " * 30)],
         "pip install torch (torch)",
     )
     text = render_doctor(diagnosis, Style(width=80))

@@ -1,4 +1,4 @@
-"""What pages show beside their own blocks: the notebook runs, and the gallery is of its scripts."""
+"""Contents of pages beside their own blocks: the notebook runs, the gallery is of its scripts."""
 
 from __future__ import annotations
 

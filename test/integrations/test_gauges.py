@@ -40,10 +40,10 @@ def test_each_figure_has_a_name_and_labels() -> None:
 
 def test_prometheus_shows_the_latest_step() -> None:
     client = pytest.importorskip("prometheus_client")
-    from memprof.integrations.prometheus import StepGauges
+    from memprof.integrations.prometheus import PrometheusGauges
 
     registry = client.CollectorRegistry()
-    gauges = StepGauges(registry)
+    gauges = PrometheusGauges(registry)
     gauges(StepRecord(step=6, time_ns=1, duration_ns=1, ended_by="optimizer", rank=3))
     gauges(STEP)
     found = {
@@ -61,10 +61,10 @@ def test_opentelemetry_shows_the_latest_step() -> None:
     export = pytest.importorskip("opentelemetry.sdk.metrics.export")
     from opentelemetry.sdk.metrics import MeterProvider
 
-    from memprof.integrations.opentelemetry import StepGauges
+    from memprof.integrations.opentelemetry import OpenTelemetryGauges
 
     reader = export.InMemoryMetricReader()
-    gauges = StepGauges(MeterProvider([reader]).get_meter("memprof"))
+    gauges = OpenTelemetryGauges(MeterProvider([reader]).get_meter("memprof"))
     gauges(STEP)
     (resource,) = reader.get_metrics_data().resource_metrics
     (scope,) = resource.scope_metrics

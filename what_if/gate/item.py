@@ -213,10 +213,10 @@ def _what_grew(before: Profile | None, after: Profile) -> list[str]:
     if before is not None and before.torch != after.torch:
         lines.append(f"The baseline is of torch {before.torch}, this run of {after.torch}")
     for quantity in found[:1]:
-        for view, title in (("category", "purpose"), ("module", "module"), ("line", "line")):
+        for view in ("category", "module", "line"):
             grown = [c for c in quantity.views[view] if c.change > 0][:_TOP]
             if grown:
-                lines.append(f"Grown since the baseline, by {title}:")
+                lines.append(f"Grown since the baseline, by {view}:")
                 for c in grown:
                     change, before_ = format_bytes(c.change), format_bytes(c.before)
                     lines.append(f"  {'+' + change:>10}  {c.key}  ({before_} before)")

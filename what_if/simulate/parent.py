@@ -43,7 +43,7 @@ from .serving import refusal
 
 
 def standard_input() -> int | None:
-    """What a run reads: this process's standard input, a file from its beginning. Through a pipe it
+    """Input of a run: this process's standard input, a file from its beginning. Through a pipe it
     reads nothing, as the next run would: that the two differ would be worse."""
     with contextlib.suppress(OSError):  # it is closed
         mode = os.fstat(0).st_mode

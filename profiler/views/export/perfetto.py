@@ -34,7 +34,7 @@ _Sums = Mapping[Category, int]
 def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> None:
     """Write a trace of one process, or of several ranks beside each other; see ``export_profile``.
 
-    Several share the clock of 1970; those that do not know it (older memprof) begin together. What
+    Several share the clock of 1970; those that do not know it begin together. What
     is not of calls (operations, snapshots, the ledger) is written whole.
     """
     for profile in profiles:

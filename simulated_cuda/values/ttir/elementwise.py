@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from .libdevice import function_of_float, libdevice
-from .translator import Handler, Operation, Translator
+from .translator import Handler, Translator, TritonOperation
 from .types import (
     BITS,
     C_TYPES,
@@ -140,7 +140,7 @@ _CONVERSIONS = {
 }
 
 
-def elementwise(t: Translator, op: Operation) -> CValue | list[CValue]:
+def elementwise(t: Translator, op: TritonOperation) -> CValue | list[CValue]:
     """Translate an operation of arithmetic; raises UnsupportedError for one that is not known."""
     if op.short_name in _CONVERSIONS.get(op.dialect, ()):
         return _convert(t, op)
@@ -152,11 +152,11 @@ def elementwise(t: Translator, op: Operation) -> CValue | list[CValue]:
     return t.elementwise(_shape(op), op.operands[0].type, expression, op.operands)
 
 
-def _shape(op: Operation) -> tuple[int, ...] | None:
+def _shape(op: TritonOperation) -> tuple[int, ...] | None:
     return next((operand.shape for operand in op.operands if operand.shape is not None), None)
 
 
-def _expression(op: Operation) -> Callable[..., str] | None:
+def _expression(op: TritonOperation) -> Callable[..., str] | None:
     """Return a function from operands in C to a result of their type in C; None if unknown."""
     name = op.short_name
     kind = op.operands[0].type if op.operands else ""
@@ -192,7 +192,7 @@ def _expression(op: Operation) -> Callable[..., str] | None:
 # ---- operations whose result has another type than the operands
 
 
-def _extended_product(t: Translator, op: Operation) -> list[CValue]:
+def _extended_product(t: Translator, op: TritonOperation) -> list[CValue]:
     """Both halves of a product of integers, the lower one first."""
     kind = op.operands[0].type
     unsigned = op.short_name == "mului_extended"
@@ -206,14 +206,14 @@ def _extended_product(t: Translator, op: Operation) -> list[CValue]:
     ]
 
 
-def _predicate(op: Operation) -> str:
+def _predicate(op: TritonOperation) -> str:
     match = re.match(r"\s*(\w+),", op.text)
     if match is None:
         raise UnsupportedError(op.line[:80])
     return match.group(1)
 
 
-def _compare_integers(t: Translator, op: Operation) -> CValue:
+def _compare_integers(t: Translator, op: TritonOperation) -> CValue:
     predicate = _predicate(op)
     kind = op.operands[0].type
     cast = ""
@@ -227,17 +227,17 @@ def _compare_integers(t: Translator, op: Operation) -> CValue:
     )
 
 
-def _compare_floats(t: Translator, op: Operation) -> CValue:
+def _compare_floats(t: Translator, op: TritonOperation) -> CValue:
     form = _COMPARE_FLOATS[_predicate(op)]
     return t.elementwise(_shape(op), "i1", lambda a, b: form.format(a=a, b=b), op.operands)
 
 
-def _select(t: Translator, op: Operation) -> CValue:
+def _select(t: Translator, op: TritonOperation) -> CValue:
     chosen = op.operands[1]
     return t.elementwise(chosen.shape, chosen.type, lambda c, a, b: f"{c}?{a}:{b}", op.operands)
 
 
-def _library_function(t: Translator, op: Operation) -> CValue:
+def _library_function(t: Translator, op: TritonOperation) -> CValue:
     match = re.search(r'symbol = "__nv_(\w+)"', op.text)
     if match is None:
         raise UnsupportedError(op.text[:120])
@@ -259,7 +259,7 @@ _OTHERS: Mapping[str, Handler] = {
 # ---- conversions
 
 
-def _convert(t: Translator, op: Operation) -> CValue:
+def _convert(t: Translator, op: TritonOperation) -> CValue:
     shape, target = parse_type(re.split(r" to | -> ", op.type)[1])
     source = op.operands[0].type
     return t.elementwise(shape, target, _conversion(op.short_name, source, target), op.operands[:1])

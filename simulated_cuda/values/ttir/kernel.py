@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import control_flow, memory, shapes
 from .elementwise import elementwise
-from .translator import Handler, Operation, Translator, matched
+from .translator import Handler, Translator, TritonOperation, matched
 from .types import (
     BITS,
     NARROW_FLOATS,
@@ -24,7 +24,7 @@ PRELUDE = (Path(__file__).parent / "prelude.h").read_text()
 _HANDLERS: Mapping[str, Handler] = {**shapes.HANDLERS, **memory.HANDLERS}
 
 
-def _handler_of(operation: Operation) -> Handler:
+def _handler_of(operation: TritonOperation) -> Handler:
     if operation.name in _HANDLERS:
         return _HANDLERS[operation.name]
     if operation.dialect in ("arith", "math", "tt"):

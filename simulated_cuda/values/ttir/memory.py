@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .translator import Handler, Operation, Translator
+from .translator import Handler, Translator, TritonOperation
 from .types import (
     BITS,
     NARROW_FLOATS,
@@ -19,7 +19,7 @@ from .types import (
 from .view import CValue
 
 
-def _operand(op: Operation, i: int) -> CValue | None:
+def _operand(op: TritonOperation, i: int) -> CValue | None:
     """Operand ``i`` or None: a mask, or a value for masked elements, which are optional."""
     return op.operands[i] if len(op.operands) > i else None
 
@@ -76,7 +76,7 @@ def _no_block(pointers: CValue) -> None:
         raise UnsupportedError("block pointers")
 
 
-def _add_pointer(t: Translator, op: Operation) -> CValue:
+def _add_pointer(t: Translator, op: TritonOperation) -> CValue:
     """Add offsets, which count elements, to pointers."""
     pointers = op.operands[0]
     size = memory_size(pointee(pointers.type))
@@ -85,7 +85,7 @@ def _add_pointer(t: Translator, op: Operation) -> CValue:
     )
 
 
-def _load(t: Translator, op: Operation) -> CValue:
+def _load(t: Translator, op: TritonOperation) -> CValue:
     pointers, mask, other = op.operands[0], _operand(op, 1), _operand(op, 2)
     kind = pointee(pointers.type)
     _no_block(pointers)
@@ -111,7 +111,7 @@ def _load(t: Translator, op: Operation) -> CValue:
     return result
 
 
-def _store(t: Translator, op: Operation) -> list[CValue]:
+def _store(t: Translator, op: TritonOperation) -> list[CValue]:
     pointers, values, mask = op.operands[0], op.operands[1], _operand(op, 2)
     kind = pointee(pointers.type)
     _no_block(pointers)
@@ -138,7 +138,7 @@ _UPDATES = {
 """C expressions of atomics by the old value ``o`` and operand ``x``; ``u`` is the unsigned type."""
 
 
-def _atomic_update(t: Translator, op: Operation) -> CValue:
+def _atomic_update(t: Translator, op: TritonOperation) -> CValue:
     """Write an update that is not atomic, as programs run one after the other."""
     pointers, values, mask = op.operands[0], op.operands[1], _operand(op, 2)
     kind = pointee(pointers.type)
@@ -159,7 +159,7 @@ def _atomic_update(t: Translator, op: Operation) -> CValue:
     return old
 
 
-def _compare_and_swap(t: Translator, op: Operation) -> CValue:
+def _compare_and_swap(t: Translator, op: TritonOperation) -> CValue:
     pointers, expected, values = op.operands[:3]
     kind = pointee(pointers.type)
     _check(t, pointers, None, "an atomic")
@@ -176,7 +176,7 @@ def _compare_and_swap(t: Translator, op: Operation) -> CValue:
     return old
 
 
-def _assert(t: Translator, op: Operation) -> list[CValue]:
+def _assert(t: Translator, op: TritonOperation) -> list[CValue]:
     """Write an assertion, which ends the kernel with cudaErrorAssert, 710."""
     condition = op.operands[0]
     match = re.search(r'"((?:[^"\\]|\\.)*)"', op.line)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .translator import Handler, Operation, Translator
+from .translator import Handler, Translator, TritonOperation
 from .types import TensorType, UnsupportedError, is_pointer, literal, parse_type
 from .view import CValue, contiguous
 
 
-def _result_type(op: Operation) -> TensorType:
+def _result_type(op: TritonOperation) -> TensorType:
     """The type behind the arrow."""
     return parse_type(op.type.split("->")[1])
 
 
-def _attribute(pattern: str, op: Operation) -> str:
+def _attribute(pattern: str, op: TritonOperation) -> str:
     match = re.search(pattern, op.text)
     if match is None:
         raise UnsupportedError(op.line[:80])
     return match.group(1)
 
 
-def _axis(op: Operation) -> int:
+def _axis(op: TritonOperation) -> int:
     return int(_attribute(r"axis = (\d+)", op))
 
 
@@ -35,7 +35,7 @@ def _shape_of(view: CValue) -> tuple[int, ...]:
 # ---- of nothing
 
 
-def _constant(t: Translator, op: Operation) -> CValue:
+def _constant(t: Translator, op: TritonOperation) -> CValue:
     text = re.sub(r"\{.*\}", "", op.text).strip()
     if text in ("true", "false"):
         return CValue.same(str(int(text == "true")), None, "i1")
@@ -50,22 +50,22 @@ def _constant(t: Translator, op: Operation) -> CValue:
     return result
 
 
-def _poison(t: Translator, op: Operation) -> CValue:
+def _poison(t: Translator, op: TritonOperation) -> CValue:
     """Any value: nothing looks at that of a ``poison``."""
     shape, kind = parse_type(op.type)
     return CValue.same("NULL" if is_pointer(kind) else "0", shape, kind)
 
 
-def _program_id(t: Translator, op: Operation) -> CValue:
+def _program_id(t: Translator, op: TritonOperation) -> CValue:
     return CValue.same("pid_" + op.text.split()[0], None, "i32")
 
 
-def _number_of_programs(t: Translator, op: Operation) -> CValue:
+def _number_of_programs(t: Translator, op: TritonOperation) -> CValue:
     dimension = "xyz".index(op.text.split()[0])
     return CValue.same(f"((int32_t)grid[{dimension}])", None, "i32")
 
 
-def _make_range(t: Translator, op: Operation) -> CValue:
+def _make_range(t: Translator, op: TritonOperation) -> CValue:
     shape, kind = parse_type(op.type)
     start = int(_attribute(r"start = (-?\d+)", op))
     assert shape is not None
@@ -77,17 +77,17 @@ def _make_range(t: Translator, op: Operation) -> CValue:
 # ---- other views of the same elements
 
 
-def _splat(t: Translator, op: Operation) -> CValue:
+def _splat(t: Translator, op: TritonOperation) -> CValue:
     shape, kind = _result_type(op)
     return CValue.same(op.operands[0].at([]), shape, kind)
 
 
-def _unsplat(t: Translator, op: Operation) -> CValue:
+def _unsplat(t: Translator, op: TritonOperation) -> CValue:
     source = op.operands[0]
     return CValue.same(source.first(), None, source.type)
 
 
-def _expand_dims(t: Translator, op: Operation) -> CValue:
+def _expand_dims(t: Translator, op: TritonOperation) -> CValue:
     axis, source = _axis(op), op.operands[0]
     shape, strides = _shape_of(source), source.strides
     return CValue(
@@ -99,7 +99,7 @@ def _expand_dims(t: Translator, op: Operation) -> CValue:
     )
 
 
-def _broadcast(t: Translator, op: Operation) -> CValue:
+def _broadcast(t: Translator, op: TritonOperation) -> CValue:
     shape, kind = _result_type(op)
     source = op.operands[0]
     sizes = zip(source.strides, _shape_of(source), shape or (), strict=True)
@@ -107,7 +107,7 @@ def _broadcast(t: Translator, op: Operation) -> CValue:
     return CValue(source.name, shape, kind, strides, source.store)
 
 
-def _reshape(t: Translator, op: Operation) -> CValue:
+def _reshape(t: Translator, op: TritonOperation) -> CValue:
     shape, kind = _result_type(op)
     source = op.operands[0]
     if source.store is None:
@@ -117,7 +117,7 @@ def _reshape(t: Translator, op: Operation) -> CValue:
     return CValue(source.name, shape, kind, contiguous(shape), source.store)
 
 
-def _transpose(t: Translator, op: Operation) -> CValue:
+def _transpose(t: Translator, op: TritonOperation) -> CValue:
     source = op.operands[0]
     order = [int(i) for i in _attribute(r"order = array<i32: ([\d, ]+)>", op).split(",")]
     shape = _shape_of(source)
@@ -133,7 +133,7 @@ def _transpose(t: Translator, op: Operation) -> CValue:
 # ---- elements of others in another order
 
 
-def _concatenate(t: Translator, op: Operation) -> CValue:
+def _concatenate(t: Translator, op: TritonOperation) -> CValue:
     shape, kind = _result_type(op)
     assert shape is not None
     result = t.array(shape, kind)
@@ -147,7 +147,7 @@ def _copy_behind(t: Translator, target: CValue, begin: int, source: CValue) -> N
     t.loop(source.shape, lambda i: f"{target.name}[{begin}+{i[0]}] = {source.at(i)};")
 
 
-def _join(t: Translator, op: Operation) -> CValue:
+def _join(t: Translator, op: TritonOperation) -> CValue:
     """Two tensors along a new last dimension."""
     shape, kind = _result_type(op)
     assert shape is not None
@@ -161,7 +161,7 @@ def _copy_to_last(t: Translator, target: CValue, last: int, source: CValue) -> N
     t.loop(source.shape, lambda i: f"{target.at([*i, str(last)])} = {source.at(i)};")
 
 
-def _split(t: Translator, op: Operation) -> list[CValue]:
+def _split(t: Translator, op: TritonOperation) -> list[CValue]:
     """Two tensors of one with a last dimension of two."""
     source = t.dense(op.operands[0])
     results = []
@@ -176,7 +176,7 @@ def _copy_from_last(t: Translator, target: CValue, source: CValue, last: int) ->
     t.loop(target.shape, lambda i: f"{target.at(i)} = {source.at([*i, str(last)])};")
 
 
-def _gather(t: Translator, op: Operation) -> CValue:
+def _gather(t: Translator, op: TritonOperation) -> CValue:
     axis = _axis(op)
     source, index = t.dense(op.operands[0]), op.operands[1]
     result = t.array(_shape_of(index), source.type)
@@ -189,7 +189,7 @@ def _gather(t: Translator, op: Operation) -> CValue:
     return result
 
 
-def _dot(t: Translator, op: Operation) -> CValue:
+def _dot(t: Translator, op: TritonOperation) -> CValue:
     """A product of matrices, or of batches of them, beside which something is added."""
     a, b, c = op.operands
     result = t.array(_shape_of(c), c.type)
@@ -209,7 +209,7 @@ def _dot(t: Translator, op: Operation) -> CValue:
     return result
 
 
-def _nothing(t: Translator, op: Operation) -> list[CValue]:
+def _nothing(t: Translator, op: TritonOperation) -> list[CValue]:
     return []
 
 

@@ -20,7 +20,7 @@ _TERMINATOR = re.compile(r"(scf\.yield|tt\.\w+\.return|tt\.return|scf\.condition
 
 
 @dataclass(frozen=True)
-class Operation:
+class TritonOperation:
     """One operation: its name, operands and what else its line says."""
 
     name: str
@@ -43,7 +43,7 @@ class Operation:
         return self.name.partition(".")[2]
 
 
-Handler = Callable[["Translator", Operation], "CValue | list[CValue]"]
+Handler = Callable[["Translator", TritonOperation], "CValue | list[CValue]"]
 """Writes the C for an operation, and gives its results."""
 Region = Callable[["Translator", str], "list[CValue]"]
 """Writes the C for an operation with regions, whose lines it reads itself; it is given the first
@@ -54,7 +54,10 @@ class Translator(Emitter):
     """One kernel: the lines of its text, and the values that they have named so far."""
 
     def __init__(
-        self, text: str, handler_of: Callable[[Operation], Handler], regions: Mapping[str, Region]
+        self,
+        text: str,
+        handler_of: Callable[[TritonOperation], Handler],
+        regions: Mapping[str, Region],
     ) -> None:
         super().__init__()
         self._handler_of = handler_of
@@ -98,7 +101,7 @@ class Translator(Emitter):
         head, kind = split_type(text)
         rest = head[head.index(name) + len(name) :]
         operands = self.named(re.sub(r'"[^"]*"', "", rest))
-        operation = Operation(name, operands, rest, kind, line)
+        operation = TritonOperation(name, operands, rest, kind, line)
         made = self._handler_of(operation)(self, operation)
         self._bind(result, made if isinstance(made, list) else [made])
 

@@ -1,4 +1,4 @@
-"""What is said of a row."""
+"""Words about a row."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def header(s: Summary) -> Section:
 
 def _left_out(s: Summary) -> Section:
     n = len(s.profile.left_out)
-    title = "left out, since the file is damaged or contradicts itself: "
+    title = "left out, since the file is damaged: "
     title += f"{n:,} part{'s' if n > 1 else ''}"
     rows = [(text,) for text in s.profile.left_out]
     section = of_rows(

@@ -1,4 +1,4 @@
-"""What snapshots hold: names of compiled tensors, memory of the process."""
+"""Contents of snapshots: names of compiled tensors, memory of the process."""
 
 from __future__ import annotations
 

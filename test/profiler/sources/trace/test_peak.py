@@ -1,4 +1,4 @@
-"""What is live at the peak."""
+"""The live set at the peak."""
 
 from __future__ import annotations
 

@@ -89,7 +89,10 @@ class AotInliner:
         state = [] if backward_state is None else [tracer.item("hooks", backward_state)]
         gradients = tracer.lift(list(grads))
         forward = described(function)
-        if forward is not None and not _needs_torch(function, forward.metadata):
+        if forward is not None and _needs_torch(function, forward.metadata):
+            if len(saved) == len(forward.saved_tensors):
+                _mark_saved(saved, function._aot_id, forward)
+        elif forward is not None:
             others = len(symints) + len(objects) + len(state)
             why = _disagreement(forward, module, len(saved), len(gradients), others)
             if not why:

@@ -268,5 +268,13 @@ class Document:
         # Chunks are cut while calls go on: these counts may be a little ahead of the calls.
         logged = len(found.calls) + found.calls.dropped
         found.released = {k: min(n, logged) for k, n in found.released.items()}
+        for account in found.accounts:
+            parts = account.explained + account.unexplained
+            if parts != account.reserved:
+                raise ProfileInvalidError(
+                    self._path,
+                    f"it contradicts itself: {account.device} has {account.reserved} bytes "
+                    f"reserved, while its parts have {parts}",
+                )
         found.left_out = [*found.left_out, *self.left_out]
         return found

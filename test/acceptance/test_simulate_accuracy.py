@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from simulate_accuracy import SimulationError, missing, simulate
-from simulate_cases import Case
+from simulate_accuracy import Case, SimulationError, missing, simulate
 
 SCRIPT = """
 import sys

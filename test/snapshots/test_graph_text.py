@@ -1,4 +1,3 @@
-# ruff: noqa: E501  (lines of captured graphs are long)
 """Snapshots as users of memprof take them: ``memprof.testing``."""
 
 from __future__ import annotations
@@ -151,21 +150,21 @@ def test_a_captured_backward(device: str) -> None:
         run,
         """\
 captured backward
-  aot_backward_prologue = aot_backward_prologue([inputs[1], inputs[2], inputs[3]], [], [], [inputs[0]])
-  aot0_permute_1 = permute.default(aot_backward_prologue[1], [1, 0])
+  aot_tangents = aot_tangents([inputs[0]])
+  aot0_permute_1 = permute.default(inputs[2], [1, 0])
   aot0_permute_2 = permute.default(aot0_permute_1, [1, 0])
-  aot0_mm = mm.default(aot_backward_prologue[3], aot0_permute_2)
-  aot0_permute_3 = permute.default(aot_backward_prologue[3], [1, 0])
-  aot0_mm_1 = mm.default(aot0_permute_3, aot_backward_prologue[2])
+  aot0_mm = mm.default(aot_tangents[0], aot0_permute_2)
+  aot0_permute_3 = permute.default(aot_tangents[0], [1, 0])
+  aot0_mm_1 = mm.default(aot0_permute_3, inputs[3])
   call_accumulate_grad_1 = take_gradient(inputs[2], aot0_mm_1, False)
-  aot0_sum_1 = sum.dim_IntList(aot_backward_prologue[3], [0], True)
+  aot0_sum_1 = sum.dim_IntList(aot_tangents[0], [0], True)
   aot0_view = reshape.default(aot0_sum_1, [4])
   call_accumulate_grad = take_gradient(inputs[4], aot0_view, False)
-  aot0_le = le.Scalar(aot_backward_prologue[2], 0)
+  aot0_le = le.Scalar(inputs[3], 0)
   aot0_full_default = full.default([], 0.0, dtype=float32)
   aot0_where = where.self(aot0_le, aot0_full_default, aot0_mm)
   aot0_permute_6 = permute.default(aot0_where, [1, 0])
-  aot0_mm_2 = mm.default(aot0_permute_6, aot_backward_prologue[0])
+  aot0_mm_2 = mm.default(aot0_permute_6, inputs[1])
   call_accumulate_grad_3 = take_gradient(inputs[6], aot0_mm_2, False)
   aot0_sum_2 = sum.dim_IntList(aot0_where, [0], True)
   aot0_view_1 = reshape.default(aot0_sum_2, [16])

@@ -70,10 +70,12 @@ class Checkpointed:
         from torch.utils.checkpoint import checkpoint
 
         for module in inside:
-            recomputed = module.__dict__.get("forward")
-            if isinstance(recomputed, partial) and recomputed.func is checkpoint:
-                module.forward = recomputed.args[0]
-                self._changes.pop(module, None)
+            # Not what the program itself checkpoints.
+            if module in self._changes:
+                recomputed = module.__dict__.get("forward")
+                if isinstance(recomputed, partial) and recomputed.func is checkpoint:
+                    module.forward = recomputed.args[0]
+                self._changes.pop(module)
         for block in blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         self._changes.update(blocks)

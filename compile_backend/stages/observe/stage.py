@@ -281,7 +281,8 @@ class _ObservedCall:
         programs[index : index + 1] = [program]
         RUNTIME.note_persistent(self.record, program)
         self.seen[key] += 1
-        if self.seen[key] >= self._runs or _is_lasting(program):
+        lasting = _is_lasting(program) and not self.record.data_dependent
+        if self.seen[key] >= self._runs or lasting:
             self._settle(key, index)
             what = f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
             RUNTIME.ledger.add(LedgerKind.OBSERVED, self.record.id, what)

@@ -8,12 +8,10 @@ import os
 import stat
 import tracemalloc
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from counting import lines_run
 from framing import records_of
 from fuzz.hostile import CONTROLS, CORPUS, ESCAPES, with_every_text
 from fuzz.views import CONTRADICTS, check_json, check_text, read_and_show
@@ -34,7 +32,6 @@ from memprof.profiler.support.errors import (
     ProfileUnreadableError,
 )
 from memprof.profiler.support.text import LONGEST, visible, visible_json
-from memprof.profiler.views.report.html.payload_gantt import Bar, nest, pack
 
 from .test_frames import steady
 
@@ -263,18 +260,6 @@ def test_a_profile_that_shrinks_well_is_no_bomb() -> None:
         # THEN they are far from what is refused, however large they become
         unpacked = sum(len(payload) for _, payload in records_of(data))
         assert unpacked / len(data) < reading.RATIO / 2
-
-
-# What costs as much as it says
-
-
-def test_bars_that_overlap_are_placed_in_linear_time() -> None:
-    def bars(n: int) -> list[Bar]:
-        return [Bar(i, i + n, "", "", i, task=i) for i in range(n)]
-
-    for place in (nest, pack):
-        small, large = (lines_run(partial(place, bars(n))) for n in (500, 1_000))
-        assert large < 2.2 * small, place
 
 
 def test_what_is_replaced_keeps_its_mode(tmp_path: Path) -> None:

@@ -113,10 +113,6 @@ def _in_phase(a: model.DeviceAccount) -> str:
 
 
 def _purposes(a: model.DeviceAccount) -> Section:
-    if (total := a.explained + a.unexplained) != a.reserved:
-        raise ArithmeticError(
-            f"{a.device} has {a.reserved} B reserved, while its parts have {total} B"
-        )
     uses = {p.label for p in a.by_category()}
     parts = [(n, what) for what, n in a.parts() if n or what == "not explained"]
     rows = [row for row in parts if row[1] in uses]

@@ -102,7 +102,7 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
-    register_with_tracker(origin, compiled, lambda: bool(RUNTIME.graphs()))
+    register_with_tracker(origin, compiled, RUNTIME.has_graphs)
 
 
 def describe(file: str, line: int) -> Compiled | None:

@@ -142,7 +142,7 @@ def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[Output
                 file.flush()
                 os.fsync(file.fileno())
             if before is not None:
-                _take_over(temporary, before)
+                take_over(temporary, before)
             if new:
                 # The name is claimed: a reader of just this instant sees an empty file.
                 os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -155,10 +155,12 @@ def _target(path: StrPath, new: bool = False) -> tuple[str, os.stat_result | Non
     """The place that a file is to take, and what is there, None if nothing is.
 
     Raises:
-        OSError: it is no regular file, or a live process writes it.
+        OSError: it is no regular file, or a live process writes it, or it is ``new`` and there.
     """
     try:
         target = os.path.abspath(path) if new else os.path.realpath(path)
+        if new and os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         found = _check_regular(target)
     except ValueError as e:  # A path with a null byte.
         raise OSError(errno.EINVAL, str(e), os.fspath(path)) from e
@@ -167,13 +169,16 @@ def _target(path: StrPath, new: bool = False) -> tuple[str, os.stat_result | Non
     return target, found
 
 
-def _take_over(path: str, before: os.stat_result) -> None:
-    mode = stat.S_IMODE(before.st_mode) & 0o777
+def take_over(file: str | int, before: os.stat_result) -> None:
+    """Give ``file``, a path or a descriptor, owner, group and mode of ``before``, see Note [Who may
+    read what was replaced]."""
+    mode, now = stat.S_IMODE(before.st_mode) & 0o777, os.stat(file)
     try:
-        os.chown(path, before.st_uid, before.st_gid)
+        if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+            os.chown(file, before.st_uid, before.st_gid)
     except (OSError, AttributeError):  # Windows has no owners.
         mode &= 0o700
-    os.chmod(path, mode)
+    os.chmod(file, mode)
 
 
 @contextlib.contextmanager

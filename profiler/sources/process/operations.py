@@ -385,6 +385,11 @@ class OperationLog:
         with self._lock:
             return list(self._running.values())
 
+    @property
+    def kept(self) -> int:
+        """Number of invocations that ``columns`` has."""
+        return len(self._rows)
+
     def columns(self) -> OperationColumns:
         """All invocations that are kept, in order of their start."""
         with self._lock:

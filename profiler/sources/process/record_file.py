@@ -2,10 +2,14 @@
 
 Note [How often the file is written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-With a snapshot, unless the last writing was less than ``REST`` times as long ago as it took of the
-processor: so it takes a hundredth of a core at most, and a small record is written with each
-snapshot. A process that is killed has lost what came since. A name that the file has lost meanwhile
-to something else is not taken back.
+With a snapshot, unless the last writing was less than ``REST`` times as long ago as it took, by the
+clock or of the processor: so it takes a hundredth of a core at most, and a small record is written
+with each snapshot. A process that is killed has lost what came since. A name that the file has lost
+meanwhile to something else is not taken back.
+
+A small record is written by the thread that takes the snapshot, so that it is there when the next
+line crashes. One of more than ``LARGE`` rows would hold up a user's thread: the tracker's own
+writes it, where there is one.
 """
 
 from __future__ import annotations
@@ -18,10 +22,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memprof.profiler.support.errors import ProfileExistsError
-from memprof.profiler.support.writing import names_beside, try_lock, write_all, write_whole
+from memprof.profiler.support.writing import (
+    names_beside,
+    take_over,
+    try_lock,
+    write_all,
+    write_whole,
+)
 
 REST = 100
-"""Least time between two writings while the tracker runs, in processor times of one."""
+"""Least time between two writings while the tracker runs, in times of one."""
+
+LARGE = 500
+"""Most snapshots and operations that a user's thread writes, in some 5 ms."""
 
 
 class RecordFile:
@@ -34,7 +47,9 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _created(path)
+        self._file = _created(path, 0o666)
+        self._there = os.fstat(self._file)
+        self._temporary: Path | None = None
 
     def write(self, data: bytes, *, sync: bool = False) -> bool:
         """Write the file anew, with ``sync`` so that it is on the disk before it takes its place.
@@ -44,11 +59,13 @@ class RecordFile:
             OSError: the operating system refuses; what was there is unchanged.
         """
         try:
-            ours = os.path.samestat(os.lstat(self.path), os.fstat(self._file))
+            found = os.lstat(self.path)
         except FileNotFoundError:
             return False
+        # A signal's handler may come by within ``_replace``, before its file is there and after.
+        ours = any(os.path.samestat(found, s) for s in (self._there, os.fstat(self._file)))
         if ours:
-            self._replace(data, sync)
+            self._replace(data, sync, found)
         return ours
 
     def close(self) -> None:
@@ -56,33 +73,49 @@ class RecordFile:
             os.close(self._file)
         self._file = -1
 
-    def _replace(self, data: bytes, sync: bool) -> None:
+    def _replace(self, data: bytes, sync: bool, before: os.stat_result) -> None:
+        interrupted = self._temporary
+        if interrupted is not None:  # This is a signal's handler, and will be the last.
+            _removed(interrupted)
         # A name that nobody can have prepared.
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
+        self._temporary = temporary
         # At once: a child that is forked meanwhile closes it, and lets go of its lock.
-        former, self._file = self._file, _created(temporary)
+        former, self._file = self._file, _created(temporary, 0o600)
+        mine = self._file
         try:
-            write_all(self._file, data)
+            if os.chmod in os.supports_fd:
+                take_over(mine, before)
+            write_all(mine, data)
             if sync:
-                os.fsync(self._file)
+                os.fsync(mine)
             os.replace(temporary, self.path)
+            self._there = os.fstat(mine)
         except BaseException:
-            os.close(self._file)
-            self._file = former
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+            os.close(mine)
+            if self._file == mine:
+                self._file = former
+            _removed(temporary)
             raise
-        os.close(former)
+        finally:
+            self._temporary = interrupted
+        if interrupted is None:  # Else what was interrupted still uses it.
+            os.close(former)
 
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-def _created(path: Path) -> int:
+def _created(path: Path, mode: int) -> int:
     """A descriptor of a new file, locked where the file system has locks."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
     try_lock(file)
     return file
+
+
+def _removed(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def names(folder: Path) -> Iterator[Path]:

@@ -38,7 +38,10 @@ MAX_PROBLEMS = 100
 
 
 class TrackerRecorder:
-    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes."""
+    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes.
+
+    ``write_asked`` is true while a snapshot has left it to the tracker's thread to write the file.
+    """
 
     def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
         self.settings = settings
@@ -51,6 +54,7 @@ class TrackerRecorder:
         self._clock = clock
         self._file: record_file.RecordFile | None = None
         self._write_again_ns = 0
+        self.write_asked = False
         self._snapshots: list[model.MemorySnapshot] = []
         self._taken = 0
         self._metadata = model.TrackerMetadata()
@@ -161,7 +165,11 @@ class TrackerRecorder:
 
     # --- adding to it ---------------------------------------------------------------------
 
-    def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
+    def snapshot(
+        self, kind: model.SnapshotKind, name: str = "", wake: Callable[[], None] | None = None
+    ) -> None:
+        """Take a snapshot, and write the file if that is due; ``wake`` gets the tracker's thread to
+        look at ``write_asked``, where another has come here."""
         cpu = time.thread_time_ns()
         pace = Pace() if kind is model.SnapshotKind.PERIODIC else None
         running = self.operations.running()
@@ -182,14 +190,23 @@ class TrackerRecorder:
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)
         if kind is not SnapshotKind.END:  # The whole file comes next.
-            self._write_if_due()
+            rows = len(self._snapshots) + self.operations.kept
+            if wake is None or rows <= record_file.LARGE:
+                self.write_if_due()
+            elif self._is_due():
+                self.write_asked = True
+                wake()
         self._cost_ns += time.thread_time_ns() - cpu
 
-    def _write_if_due(self) -> None:
+    def _is_due(self) -> bool:
+        return self._file is not None and time.perf_counter_ns() >= self._write_again_ns
+
+    def write_if_due(self) -> None:
         """Write what is known so far: Note [How often the file is written]."""
-        if self._file is None or time.perf_counter_ns() < self._write_again_ns:
+        self.write_asked = False
+        if not self._is_due():
             return
-        begin = time.thread_time_ns()
+        cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
         data = encode_profile(model.Profile().with_tracker(self.record(None)))
         try:
             with self.lock:
@@ -200,8 +217,9 @@ class TrackerRecorder:
                 f"cannot write {self.path}: {e.strerror or e}. The tracker keeps its record in "
                 "memory and goes on trying"
             )
-        rest = record_file.REST * (time.thread_time_ns() - begin)
-        self._write_again_ns = time.perf_counter_ns() + rest
+        now = time.perf_counter_ns()
+        took = max(now - begin, time.thread_time_ns() - cpu)
+        self._write_again_ns = now + record_file.REST * took
 
     # --- asking ---------------------------------------------------------------------------
 
@@ -231,12 +249,16 @@ class TrackerRecorder:
                 self._call_threads = call_threads
             self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             self.operations.thin()
+            # In this order: operations begin meanwhile, on new lanes and of new names.
+            operations = self.operations.columns()
+            summaries = self.operations.summaries()
+            operators = self.operators.record()
             return model.TrackerRecord(
                 self._current_metadata(),
                 list(self._snapshots),
-                self.operations.columns(),
-                self.operations.summaries(),
-                self.operators.record(),
+                operations,
+                summaries,
+                operators,
             )
 
     def profile(self) -> model.Profile:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import logging
 import os
+import queue
 import threading
 import time
 import weakref
@@ -130,7 +132,8 @@ class MemoryTracker:
         self._on_start = on_start
         self._on_end = on_end
         self._clock = clock
-        self._wake = threading.Event()
+        # Not an Event: a signal's handler may come by while this thread sets it.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._hears_no_more: Callable[[], None] = lambda: None
         self.configure(settings or TrackerSettings())
 
@@ -217,7 +220,7 @@ class MemoryTracker:
             elif self.started and self._paused:
                 self._paused = False
                 self._recorder.resume()
-                self._wake.set()
+                self._wake_up()
 
     def disable(self) -> None:
         """Record nothing until ``enable``; operations that run are still ended."""
@@ -244,7 +247,7 @@ class MemoryTracker:
                 self._state = state
                 recorder.let_go()
                 self._hears_no_more()
-            self._wake.set()
+            self._wake_up()
             if thread is not None and thread is not threading.current_thread():
                 # It may wait for a lock that this thread holds, if a signal brought us here.
                 thread.join(timeout=2)
@@ -267,9 +270,11 @@ class MemoryTracker:
         due = self._clock() + interval
         recorder = self._recorder
         while recorder.recording and self._recorder is recorder:
-            self._wake.wait(max(due - self._clock(), 0) / 1e9)
-            self._wake.clear()
+            with contextlib.suppress(queue.Empty):
+                self._wake.get(timeout=max(due - self._clock(), 0) / 1e9)
             if self._clock() < due:
+                if recorder.write_asked and recorder.recording:
+                    recorder.guard(recorder.write_if_due)
                 continue
             if self.enabled:
                 self._recorder.guard(self.snapshot, SnapshotKind.PERIODIC)
@@ -278,7 +283,13 @@ class MemoryTracker:
 
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and write it to the file."""
-        self._recorder.snapshot(kind, name)
+        thread = self._thread
+        if thread is not None and (thread is threading.current_thread() or not thread.is_alive()):
+            thread = None
+        self._recorder.snapshot(kind, name, self._wake_up if thread is not None else None)
+
+    def _wake_up(self) -> None:
+        self._wake.put(None)
 
     def _out_of_memory(self, event: OutOfMemoryEvent) -> None:
         if self.enabled and self._clock() >= self._out_of_memory_next:

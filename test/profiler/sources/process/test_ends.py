@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -87,6 +88,27 @@ def test_a_signal_while_the_file_is_written(tmp_path: Path, end: str) -> None:
     assert done.returncode == -15, done.stderr
     (name,) = files(tmp_path)
     assert name.endswith(".memprof")
+
+
+def test_a_signal_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    program = """
+        from memprof.profiler.sources.process import record_file
+        record_file.REST = 0
+        memprof.track(interval=60)
+        write_all = record_file.write_all
+        def signalled(file, data):
+            record_file.write_all = write_all
+            write_all(file, data)
+            os.kill(os.getpid(), 15)
+            time.sleep(600)
+        record_file.write_all = signalled
+        memprof.checkpoint("one")
+        """
+    done = run(program, tmp_path)
+    assert (done.returncode, done.stderr) == (-15, "")
+    found = record(tmp_path)
+    assert (found.metadata.state, found.metadata.reason) == (RunState.SIGNAL, "SIGTERM")
+    assert sorted(os.listdir(tmp_path)) == [*files(tmp_path), "program.py"]
 
 
 def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:

@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.profiler.model import Lane, LaneKind, SnapshotKind, TrackerRecord
+from memprof.profiler.model import (
+    Lane,
+    LaneKind,
+    OperationColumns,
+    SnapshotKind,
+    TrackerRecord,
+)
 from memprof.profiler.sources.process import operations as operations_module
 from memprof.profiler.sources.process import places as places_module
 from memprof.profiler.sources.process import tensors as tensors_module
@@ -64,6 +70,29 @@ def test_nested(tracker: MemoryTracker) -> None:
     assert forward.mean_ns <= forward.max_ns <= forward.total_ns
     assert columns.lane == [0] * 6
     assert record.metadata.lanes[0] == Lane(LaneKind.THREAD, threading.current_thread().name, 0)
+
+
+def test_a_record_has_the_lane_of_what_begins_meanwhile(
+    tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN an operation of a new thread that begins while a record is put together
+    columns = tracker._recorder.operations.columns
+
+    def run() -> None:
+        with tracker.track_operation("x"):
+            pass
+
+    def late() -> OperationColumns:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        return columns()
+
+    monkeypatch.setattr(tracker._recorder.operations, "columns", late)
+    record = tracker.record()
+    assert record.operation_allocations.lane == [0]
+    assert len(record.metadata.lanes) == 1
+    assert record.metadata.operations_seen == 1
 
 
 def test_recursion_is_a_tree(tracker: MemoryTracker) -> None:

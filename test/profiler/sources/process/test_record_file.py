@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import re
 import stat
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -164,6 +169,86 @@ def test_a_large_record_is_not_written_with_each_snapshot(
         tracker.stop()
 
 
+def test_a_write_within_a_write_is_the_one_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a signal's handler that writes, before the file of the write around it is there or after
+    for step in ("write_all", "replace"):
+        file = RecordFile(tmp_path / step)
+        owner = os if step == "replace" else record_file
+        real = getattr(owner, step)
+
+        def interrupted(
+            *args: object, step: str = step, real: Callable[..., object] = real
+        ) -> None:
+            real(*args)
+            monkeypatch.undo()
+            assert file.write(b"inner", sync=True)  # noqa: B023
+
+        monkeypatch.setattr(owner, step, interrupted)
+        with contextlib.suppress(FileNotFoundError):
+            file.write(b"outer")
+        # THEN its record stands, no other file is left, and the file can be written again
+        assert (tmp_path / step).read_bytes() == b"inner"
+        assert file.write(b"after")
+        assert is_locked(str(tmp_path / step))
+        file.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["replace", "write_all"]
+
+
+def test_who_may_read_the_file_may_read_the_next(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "j")
+    for mode in (0o600, 0o640):
+        file.path.chmod(mode)
+        for sync in (False, True):
+            assert file.write(b"data", sync=sync)
+            assert stat.S_IMODE(file.path.stat().st_mode) == mode
+    file.close()
+
+
+def test_a_large_record_is_written_by_the_trackers_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by: queue.SimpleQueue[str] = queue.SimpleQueue()
+    real = RecordFile.write
+
+    def noted(self: RecordFile, data: bytes, *, sync: bool = False) -> bool:
+        by.put(threading.current_thread().name)
+        return real(self, data, sync=sync)
+
+    monkeypatch.setattr(RecordFile, "write", noted)
+    monkeypatch.setattr(record_file, "REST", 0)
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path), interval=1e6))
+    tracker.start()
+    tracker.checkpoint("small")
+    monkeypatch.setattr(record_file, "LARGE", 0)
+    tracker.checkpoint("large")
+    own = threading.current_thread().name
+    assert [by.get(timeout=60) for _ in range(3)] == [own, own, "memprof-tracker"]
+    tracker.stop()
+    assert by.get(timeout=60) == own
+
+
+def test_time_by_the_clock_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a slow disk
+    written: list[str] = []
+    monkeypatch.setattr(
+        RecordFile, "write", lambda *_, **__: not written.append("") and not sleep()
+    )
+
+    def sleep() -> None:
+        time.sleep(0.2)
+
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    tracker.start(thread=False)
+    # WHEN a hundred times the processor's time, not a hundred times 0.2 s, have passed
+    time.sleep(0.5)
+    tracker.checkpoint("x")
+    # THEN nothing is written
+    assert len(written) == 1
+    tracker.stop()
+
+
 # Whose file it is
 
 
@@ -198,6 +283,21 @@ def test_the_end_of_a_tracker_replaces_nothing(now: str, tmp_path: Path) -> None
     assert now != "file" or given.read_bytes() == b"precious"
     assert victim.exists() == (now == "link")
     assert now != "link" or victim.read_bytes() == b"precious"
+
+
+def test_a_name_that_another_process_writes_is_taken(tmp_path: Path) -> None:
+    # GIVEN a tracker that has lost its name to a file that is locked
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
+    tracker.start(thread=False)
+    assert tracker.path is not None
+    given = tracker.path
+    given.unlink()
+    other = RecordFile(given)
+    tracker.stop()
+    other.close()
+    # THEN its record has another
+    assert tracker.path == given.with_name(f"{given.stem}.{os.getpid()}.memprof")
+    assert read_profile(tracker.path).complete
 
 
 def test_writing_anew_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,10 +66,12 @@ class ProfilingSession(Views):
             everything that was live (docs/out-of-memory.md). Of several, the last one stays. Its
             placeholders are those of ``path``.
         steps: where to write a line of JSON for each step while the program runs, e.g.
-            ``steps.jsonl``: its time, what allocators have, the peak by category, graphs recorded,
-            replayed and fallen back (docs/step-record.md). Its placeholders are those of ``path``.
+            ``steps.{rank}.jsonl``: its time, what allocators have, the peak by category, graphs
+            recorded, replayed and fallen back (docs/step-record.md). Its placeholders are those of
+            ``path``; where another session writes that file, the log names the one beside it.
         on_step: called with the ``StepRecord`` of each step, within a quarter of a second, in a
-            thread of memprof's; with or without ``steps``.
+            thread of memprof's; with or without ``steps``. The session's end waits some seconds for
+            it.
 
     Attributes:
         path: of the file, placeholders filled in; None if there is none. Where another process

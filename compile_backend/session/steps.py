@@ -1,11 +1,16 @@
-"""The record of a session's steps while it runs: ``memprof.profile(steps="steps.jsonl")``.
+"""The record of a session's steps while it runs: ``memprof.profile(steps="s.jsonl")``.
 
 Note [What ends a step]
 ~~~~~~~~~~~~~~~~~~~~~~~
-``session.step()``; else ``step()`` of the optimizer that has made most steps, so that two that take
-turns end one together; else ``torch.compiler.cudagraph_mark_step_begin()``, whose first call ends
-none. What comes first in this list counts from its first time on, and what comes after it no more.
-A compiled optimizer tells nobody: mark its steps.
+``session.step()``; else ``step()`` of an optimizer; else
+``torch.compiler.cudagraph_mark_step_begin()``, whose first call ends none. What comes first in this
+list counts from its first time on, and what comes after it no more. A compiled optimizer tells
+nobody: mark its steps.
+
+An optimizer ends a step if it has stepped at the last end or since, or none that has still lives:
+two that take turns end one step a round, and a new one that takes the place of the old ends its
+own. While the old one lives, the very first step of the new one may be either. It is noted, and
+counts if the next to step is the new one again, or nobody.
 
 Note [Who pays for a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -14,19 +19,23 @@ The thread that ends a step notes the time and the counters of allocators and gr
 calls of the step in the call log, and what was live in them, which it works out once for each
 sequence of calls. It also writes the file and tells who listens. What fails is logged once, and
 nothing of it reaches the program; a file that cannot be written ends there, and so does who listens
-and raises.
+and raises. The end of a session waits ``JOIN_S`` for that thread: if who listens takes longer, the
+file gets the rest all the same, and the log says how many steps nobody was told of.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import itertools
 import logging
 import os
 import threading
 import time
-from collections import Counter, deque
+import weakref
+from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -40,18 +49,20 @@ from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.devices import timelines
 from memprof.profiler.model import DeviceTotals, StepEnd, StepRecord
 from memprof.profiler.sources.allocator.totals import device_totals
-from memprof.profiler.support.writing import check_writable, write_all
+from memprof.profiler.support.process_hooks import on_fork
+from memprof.profiler.support.writing import write_all
 
 from .environment import process
 from .runtime import CallRecord, Runtime, columns
-from .streaming import LOG_CALLS
+from .streaming import LOG_CALLS, create_own
 
 log = logging.getLogger("memprof")
 
 TICK_S = 0.25
+JOIN_S = 5.0
 _ORDER: tuple[StepEnd, ...] = ("session", "mark", "optimizer", "call")
 _SEQUENCES = 1_024
-"""Sequences of calls of which is kept what was live in them."""
+"""Sequences of calls of which is kept what was live in them: 1 KiB each, however long."""
 
 _Note = tuple[StepEnd, int, int, list[DeviceTotals], tuple[int, int, int]]
 """(what ended the step, ``time.time_ns()``, ``time.perf_counter_ns()``, allocators, graph trees)"""
@@ -61,7 +72,8 @@ class StepRecorder:
     """Notes steps from ``start`` to ``finish``.
 
     Args:
-        path: of the file, None if there is none.
+        path: of the file, None if there is none; after ``start`` that of another one, where another
+            session writes that.
     """
 
     def __init__(
@@ -76,7 +88,14 @@ class StepRecorder:
         self._notes: deque[_Note] = deque()
         self._ends: StepEnd = "session"
         self._marks = itertools.count()
-        self._steps_of: Counter[int] = Counter()
+        # Number of the round in which each optimizer last stepped; one ends a round by its step and
+        # is the first of the next.
+        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._round = 0
+        # What stepped last, if that was its first step ever and ended none.
+        self._first: tuple[weakref.ref[torch.optim.Optimizer], _Note] | None = None
         self._logged: set[str] = set()
         # What the last record that was made ended with.
         self._steps = 0
@@ -85,7 +104,10 @@ class StepRecorder:
         self._last = next(reversed(runtime.calls.after()), None)
         # Calls of the step that has not ended: a server without any end would not stop.
         self._calls: deque[CallRecord] = deque(maxlen=LOG_CALLS)
-        self._peak = functools.lru_cache(_SEQUENCES)(self._known_peak)
+        self._peaks: dict[bytes, dict[str, dict[str, int]]] = {}
+        self._untold: deque[StepRecord] = deque()
+        # Held to record and write, and not to tell.
+        self._lock = threading.Lock()
         self._undo = contextlib.ExitStack()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memprof steps", daemon=True)
@@ -93,8 +115,9 @@ class StepRecorder:
     def start(self) -> None:
         """Make the file and go on in a thread; raises ``ProfileNotWritableError``."""
         if self.path is not None:
-            check_writable(self.path, "the record of steps")
-            self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+            fd, self.path = create_own(self.path, "the record of steps")
+            self._file = os.fdopen(fd, "wb", buffering=0)
+            _recorders.add(self)
         self._undo.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         self._undo.callback(on_step_mark(self._marked))
         self._thread.start()
@@ -106,11 +129,34 @@ class StepRecorder:
             return
         if self._ends in _ORDER[:2]:
             self._note("session")
+        elif self._ends == "optimizer" and self._first is not None:
+            self._notes.append(self._first[1])
         self._stop.set()
-        self._thread.join()
-        self._work()
+        if threading.current_thread() is self._thread:  # ``on_step`` ends the session.
+            self._write()
+            self._close()
+            return
+        self._thread.join(JOIN_S)
+        if self._thread.is_alive():
+            self._leave_behind()
+
+    def _leave_behind(self) -> None:
+        """End without our thread, which waits for ``on_step`` or a disk."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            self._write()
+            self._close()
+            what = f"on_step takes longer, and is not told of {len(self._untold)} more steps"
+        else:
+            what = "the last steps are being written, and may not be in the record"
+        self._on_step = None
+        log.error("memprof waited %g s for the record of steps: %s.", JOIN_S, what)
+
+    def forked(self) -> None:
+        """In a child: the file, and its lock, are the parent's alone."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def step(self) -> None:
         """End a step: the program says so."""
@@ -119,48 +165,72 @@ class StepRecorder:
     # ---- in the threads of the program
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        most = max(self._steps_of.values(), default=0)
-        self._steps_of[id(optimizer)] += 1
-        if self._steps_of[id(optimizer)] > most:
+        if not torch.compiler.is_compiling() and self._counts("optimizer"):
+            self._try("tell whose step ends", lambda: self._take_turn(optimizer))
+
+    def _take_turn(self, optimizer: torch.optim.Optimizer) -> None:
+        first, self._first = self._first, None
+        last = self._stepped.get(optimizer)
+        if last == self._round or self._round not in self._stepped.values():
+            if first is not None and first[0]() is optimizer:
+                self._notes.append(first[1])
+            self._round += 1
             self._end("optimizer")
+        elif last is None:
+            self._first = weakref.ref(optimizer), _note_now("optimizer")
+        self._stepped[optimizer] = self._round
 
     def _marked(self) -> None:
         if next(self._marks):
             self._end("mark")
 
+    def _counts(self, by: StepEnd) -> bool:
+        return _ORDER.index(by) >= _ORDER.index(self._ends) and self._pid == os.getpid()
+
     def _end(self, by: StepEnd) -> None:
-        if _ORDER.index(by) >= _ORDER.index(self._ends) and self._pid == os.getpid():
+        if self._counts(by):
             self._ends = by
             self._note(by)
 
     def _note(self, by: StepEnd) -> None:
-        def note() -> None:
-            counts = device_totals(), graphs_so_far()
-            self._notes.append((by, time.time_ns(), time.perf_counter_ns(), *counts))
-
-        self._try("note a step", note)
+        self._try("note a step", lambda: self._notes.append(_note_now(by)))
 
     # ---- in our thread
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK_S):
+        try:
+            while not self._stop.wait(TICK_S):
+                self._work()
             self._work()
+        finally:
+            self._close()
 
     def _work(self) -> None:
-        steps: list[StepRecord] = []
-        self._try("record a step", lambda: steps.extend(self._records()))
-        lines = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
-        if (file := self._file) is not None and not self._try(
-            f"write {self.path}", lambda: write_all(file.fileno(), lines)
-        ):
-            self._file = None
-        for step in steps:
-            if self._on_step is not None and not self._try(
-                "tell of a step", functools.partial(self._on_step, step)
-            ):
+        self._write()
+        while self._on_step is not None and self._untold:
+            step = self._untold.popleft()
+            if not self._try("tell of a step", functools.partial(self._on_step, step)):
                 self._on_step = None
+
+    def _write(self) -> None:
+        """Record the steps that have ended, and write them."""
+        with self._lock:
+            steps: list[StepRecord] = []
+            self._try("record a step", lambda: steps.extend(self._records()))
+            lines = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
+            if (file := self._file) is not None and not self._try(
+                f"write {self.path}", lambda: write_all(file.fileno(), lines)
+            ):
+                file.close()
+                self._file = None
+            if self._on_step is not None:
+                self._untold += steps
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _records(self) -> Iterator[StepRecord]:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -192,6 +262,16 @@ class StepRecorder:
             )
             self._ended_ns, self._graphs = perf_ns, graphs
 
+    def _peak(self, calls: tuple[tuple[int, int], ...]) -> dict[str, dict[str, int]]:
+        key = hashlib.sha256(array("q", itertools.chain.from_iterable(calls))).digest()
+        found = self._peaks.pop(key, None)
+        if found is None:
+            found = self._known_peak(calls)
+        self._peaks[key] = found  # The one that was used last is the last to go.
+        if len(self._peaks) > _SEQUENCES:
+            del self._peaks[next(iter(self._peaks))]
+        return found
+
     def _known_peak(self, calls: tuple[tuple[int, int], ...]) -> dict[str, dict[str, int]]:
         """The most known bytes at an instant of calls, by device and category; of each call the
         graph and the program."""
@@ -217,3 +297,17 @@ class StepRecorder:
                 log.error("memprof failed to %s: %s: %s.", what, type(e).__name__, e)
             return False
         return True
+
+
+def _note_now(by: StepEnd) -> _Note:
+    counts = device_totals(), graphs_so_far()
+    return by, time.time_ns(), time.perf_counter_ns(), *counts
+
+
+_recorders: weakref.WeakSet[StepRecorder] = weakref.WeakSet()
+
+
+@on_fork
+def _in_child() -> None:
+    for recorder in list(_recorders):
+        recorder.forked()

@@ -60,6 +60,19 @@ Join = Callable[[Profile, Mapping[int, int]], Profile]
 ``threading.get_ident()``."""
 
 
+def create_own(path: str | os.PathLike[str], what: str = "a profile") -> tuple[int, str]:
+    """As ``create_for_streaming``; the log says so where another session writes that path."""
+    fd, own = create_for_streaming(path, what)
+    if own != os.fspath(path):
+        log.warning(
+            "%s: another session writes it just now, so this one writes %s. Give each a path "
+            "of its own; for several processes put {rank} or {pid} into it.",
+            os.fspath(path),
+            own,
+        )
+    return fd, own
+
+
 class Streamer:
     """Writes one session into one file, from ``start`` to ``finish``.
 
@@ -91,15 +104,7 @@ class Streamer:
     def start(self) -> None:
         """Make the file, with one chunk, and go on in a thread; raises
         ``ProfileNotWritableError``."""
-        self._fd, path = create_for_streaming(self.path)
-        if path != os.fspath(self.path):
-            log.warning(
-                "%s: another session writes it just now, so this one writes %s. Give each a path "
-                "of its own; for several processes put {rank} or {pid} into it.",
-                os.fspath(self.path),
-                path,
-            )
-            self.path = path
+        self._fd, self.path = create_own(self.path)
         _streamers.add(self)
         self.flush()
         self._thread.start()

@@ -13,8 +13,8 @@ class SessionCallback:
     call.
 
     Args:
-        path, options: as for ``memprof.profile``: ``steps="steps.jsonl"`` for a record of steps,
-            ``on_oom="oom.memprof"`` for a report at out of memory.
+        path, options: as for ``memprof.profile``: ``steps="steps.{rank}.jsonl"`` for a record of
+            steps, ``on_oom="oom.{rank}.memprof"`` for a report at out of memory.
 
     Attributes:
         session: of the run that is under way, or was last; None before the first.

@@ -10,7 +10,8 @@ from ._session import SessionCallback
 class MemprofCallback(SessionCallback, Callback):  # type: ignore[misc, unused-ignore]
     """Profiles ``trainer.fit()``, whatever ends it.
 
-        Trainer(callbacks=[MemprofCallback("run.{rank}.memprof", steps="steps.jsonl")])
+        names = {"path": "run.{rank}.memprof", "steps": "steps.{rank}.jsonl"}
+        Trainer(callbacks=[MemprofCallback(**names)])
 
     The arguments are those of ``memprof.profile``.
     """

@@ -10,7 +10,8 @@ from ._session import SessionCallback
 class MemprofCallback(SessionCallback, TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Profiles ``trainer.train()``; of one that an exception ends, up to some seconds before.
 
-        Trainer(model, callbacks=[MemprofCallback("run.{rank}.memprof", steps="steps.jsonl")])
+        names = {"path": "run.{rank}.memprof", "steps": "steps.{rank}.jsonl"}
+        Trainer(model, callbacks=[MemprofCallback(**names)])
 
     The arguments are those of ``memprof.profile``.
     """

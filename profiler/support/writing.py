@@ -213,8 +213,8 @@ def check_writable(path: StrPath, what: str = "a profile") -> None:
         raise ProfileNotWritableError(path, f"{what} cannot be written there: {why(e)}") from e
 
 
-def create_for_streaming(path: StrPath) -> tuple[int, str]:
-    """A new, empty file for a profile that is written while its process runs: an open descriptor,
+def create_for_streaming(path: StrPath, what: str = "a profile") -> tuple[int, str]:
+    """A new, empty file for ``what``, which is written while its process runs: an open descriptor,
     which holds the file's lock, and the file's path. It takes the place of what was there, unless
     another live process writes that: then it lies beside it, with this process's number in its
     name.
@@ -235,7 +235,7 @@ def create_for_streaming(path: StrPath) -> tuple[int, str]:
         taken = "someone writes it, and all names beside it are taken"
         raise FileExistsError(errno.EEXIST, taken, name)
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
-        raise ProfileNotWritableError(path, f"a profile cannot be written there: {why(e)}") from e
+        raise ProfileNotWritableError(path, f"{what} cannot be written there: {why(e)}") from e
 
 
 def _check_regular(path: str) -> os.stat_result | None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from torch import nn
 
 import memprof
 from memprof.compile_backend.session import steps as module
+from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.profiler.model import LedgerKind, StepRecord
 from memprof.profiler.support.errors import ProfileNotWritableError
+from memprof.profiler.support.writing import create_for_streaming, is_locked
 from memprof.profiler.views.report.summary import summarize
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -124,6 +127,31 @@ def test_optimizers_that_take_turns_end_a_step_together() -> None:
     assert ends(lambda _: repeat(first.step, second.step)) == ["optimizer"] * 3
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_new_optimizer_goes_on_where_the_last_one_stopped(kept: bool) -> None:
+    old = []
+
+    def act(session: memprof.ProfilingSession) -> None:
+        for steps in (20, 15, 1):
+            one = optimizer()
+            repeat(one.step, times=steps)
+            old.extend([one] if kept else [])
+            del one
+
+    assert ends(act) == ["optimizer"] * 36
+
+
+def test_an_optimizer_that_steps_now_and_then_ends_no_step_of_its_own() -> None:
+    often, seldom = optimizer(), optimizer()
+
+    def act(session: memprof.ProfilingSession) -> None:
+        for _ in range(3):
+            repeat(often.step, times=5)
+            seldom.step()
+
+    assert ends(act) == ["optimizer"] * 15
+
+
 def test_marks_end_the_steps_of_a_program_without_an_optimizer() -> None:
     assert ends(lambda _: repeat(mark)) == ["mark", "mark", "session"]
 
@@ -212,6 +240,111 @@ def test_a_file_that_cannot_be_written_is_found_before_the_training(tmp_path: Pa
     with pytest.raises(ProfileNotWritableError), memprof.profile(steps=tmp_path / "no" / "s.jsonl"):
         pytest.fail("the block must not run")
     assert threading.active_count() == threads
+
+
+def test_two_sessions_of_one_path_write_two_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN another rank's record, which it writes just now
+    path = tmp_path / "steps.jsonl"
+    fd, _ = create_for_streaming(path)
+    try:
+        os.write(fd, b"of another\n")
+        # WHEN a session is given the same path
+        recorded(lambda _: repeat(optimizer().step), steps=path)
+    finally:
+        os.close(fd)
+    # THEN each has its own
+    assert path.read_text() == "of another\n"
+    beside = tmp_path / f"steps.{os.getpid()}.jsonl"
+    assert [step.step for step in read_steps(beside)] == [1, 2, 3]
+    assert f"so this one writes {beside}" in caplog.text
+    # AND the name is free again when its writer has ended
+    recorded(lambda _: repeat(optimizer().step), steps=path)
+    assert [step.step for step in read_steps(path)] == [1, 2, 3]
+
+
+def test_a_listener_that_blocks_holds_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "JOIN_S", 0.1)
+    told, blocked, free = [], threading.Event(), threading.Event()
+
+    def listen(step: StepRecord) -> None:
+        told.append(step.step)
+        blocked.set()
+        free.wait(60)
+
+    path = tmp_path / "steps.jsonl"
+    with memprof.profile(steps=path, on_step=listen) as session:
+        session.step()
+        assert blocked.wait(60)
+        session.step()
+        session.step()
+    ours = [t for t in threading.enumerate() if t.name == "memprof steps"]
+    assert [step.step for step in read_steps(path)] == [1, 2, 3]
+    assert [r.message for r in caplog.records if "waited" in r.message] == [
+        "memprof waited 0.1 s for the record of steps: on_step takes longer, and is not told of 2 "
+        "more steps."
+    ]
+    free.set()
+    for thread in ours:
+        thread.join(60)
+    assert told == [1]
+    assert is_locked(os.fspath(path)) is False
+
+
+def test_a_listener_may_end_the_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[int] = []
+    ended = threading.Event()
+    path = tmp_path / "steps.jsonl"
+
+    def listen(step: StepRecord) -> None:
+        told.append(step.step)
+        if step.step == 1:
+            session.step()
+            session.__exit__(None, None, None)
+            assert [s.step for s in read_steps(path)] == [1, 2]
+            assert is_locked(os.fspath(path)) is False
+        else:
+            ended.set()
+
+    with memprof.profile(steps=path, on_step=listen) as session:
+        session.step()
+        assert ended.wait(60)
+    assert told == [1, 2]
+    assert not [r for r in caplog.records if r.name == "memprof"]
+
+
+def test_steps_of_all_lengths_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out = []
+    peak = {"cpu": {"activation": 1}}
+    monkeypatch.setattr(module, "_SEQUENCES", 100)
+
+    def work_out(_: object, calls: tuple[tuple[int, int], ...]) -> dict[str, dict[str, int]]:
+        worked_out.append(len(calls))
+        return peak
+
+    monkeypatch.setattr(module.StepRecorder, "_known_peak", work_out)
+    recorder = module.StepRecorder(RUNTIME, None, None)
+
+    def ask(length: int) -> None:
+        assert recorder._peak(tuple((at, 0) for at in range(1_000, 1_000 + length))) == peak
+
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for i in range(150):
+            ask(2_000 + i)
+            ask(2_000)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 150 * 1024
+    # The one that is asked for most is kept, and the eldest of the others is not.
+    assert worked_out == [*range(2_000, 2_150)]
+    ask(2_001)
+    assert worked_out[-1] == 2_001
 
 
 def test_a_cut_line_ends_what_is_read(tmp_path: Path) -> None:

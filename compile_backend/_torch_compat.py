@@ -301,6 +301,9 @@ def compiling_again(key: str | None) -> Iterator[None]:
     context = TracingContext.try_get()
     if context is not None and context.output_strides is not None:
         context.output_strides.clear()
+    # Kernels that this process has are not compiled again, and would miss in what is stored.
+    kernels: Any = importlib.import_module("torch._inductor.async_compile")
+    kernels.CompiledTritonKernels.cache_clear()
     stored = False
     if key is not None:
         caches: Any = importlib.import_module("torch._inductor.codecache")

@@ -1,11 +1,27 @@
-"""A small model and its input, for whoever needs no other."""
+"""Fixtures of these tests: a small model with its input, and a process without captures."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch._dynamo.compiled_autograd as torchs
 import torch.nn as nn
 from torch import Tensor
+
+from memprof import compiled_autograd as ca
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """Nothing is compiled and nothing captured before the test, and capturing is off after it."""
+    torch._dynamo.reset()
+    ca.reset()
+    yield
+    torch._dynamo.reset()
+    assert not torchs.compiled_autograd_enabled
+    ca.reset()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,14 +31,7 @@ class Model(nn.Module):
         return self.second(hidden)
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    ca.reset()
-    yield
-    torch._dynamo.reset()
-    assert not torchs.compiled_autograd_enabled
-    ca.reset()
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:

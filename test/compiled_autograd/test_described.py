@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.compiled_autograd as torchs
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,14 +23,7 @@ from .support import captures
 Program = Callable[..., Any]
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    ca.reset()
-    yield
-    torch._dynamo.reset()
-    assert not torchs.compiled_autograd_enabled
-    ca.reset()
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 def compiled(program: Program, **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,13 +19,7 @@ def queue(callback: Callable[[], Any]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    ca.reset()
-    yield
-    torch._dynamo.reset()
-    ca.reset()
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 COMPILERS: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,7 @@ from memprof import compiled_autograd as ca
 from .random_programs import Run, differences, leaves, program
 from .support import captures
 
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    ca.reset()
-    yield
-    torch._dynamo.reset()
-    ca.reset()
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 def backwards(seed: int, times: int = 2) -> Run:

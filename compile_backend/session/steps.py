@@ -49,16 +49,14 @@ from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.devices import timelines
 from memprof.profiler.model import DeviceTotals, StepEnd, StepRecord
 from memprof.profiler.sources.allocator.totals import device_totals
-from memprof.profiler.support.process_hooks import on_fork
 from memprof.profiler.support.writing import write_all
 
 from .environment import process
 from .runtime import CallRecord, Runtime, columns
-from .streaming import LOG_CALLS, create_own
+from .streaming import LOG_CALLS, TICK_S, WRITERS, create_own
 
 log = logging.getLogger("memprof")
 
-TICK_S = 0.25
 JOIN_S = 5.0
 _ORDER: tuple[StepEnd, ...] = ("session", "mark", "optimizer", "call")
 _SEQUENCES = 1_024
@@ -117,7 +115,7 @@ class StepRecorder:
         if self.path is not None:
             fd, self.path = create_own(self.path, "the record of steps")
             self._file = os.fdopen(fd, "wb", buffering=0)
-            _recorders.add(self)
+            WRITERS.add(self)
         self._undo.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         self._undo.callback(on_step_mark(self._marked))
         self._thread.start()
@@ -154,9 +152,12 @@ class StepRecorder:
 
     def forked(self) -> None:
         """In a child: the file, and its lock, are the parent's alone."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def step(self) -> None:
         """End a step: the program says so."""
@@ -221,16 +222,13 @@ class StepRecorder:
             if (file := self._file) is not None and not self._try(
                 f"write {self.path}", lambda: write_all(file.fileno(), lines)
             ):
-                file.close()
-                self._file = None
+                self._let_go()
             if self._on_step is not None:
                 self._untold += steps
 
     def _close(self) -> None:
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._let_go()
 
     def _records(self) -> Iterator[StepRecord]:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
@@ -302,12 +300,3 @@ class StepRecorder:
 def _note_now(by: StepEnd) -> _Note:
     counts = device_totals(), graphs_so_far()
     return by, time.time_ns(), time.perf_counter_ns(), *counts
-
-
-_recorders: weakref.WeakSet[StepRecorder] = weakref.WeakSet()
-
-
-@on_fork
-def _in_child() -> None:
-    for recorder in list(_recorders):
-        recorder.forked()

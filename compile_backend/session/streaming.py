@@ -34,6 +34,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from memprof.profiler.file.encoding import ProfileEncoder
 from memprof.profiler.model import CallColumns, Profile
@@ -58,6 +59,17 @@ LAST_TRIES = 3
 Join = Callable[[Profile, Mapping[int, int]], Profile]
 """Adds to a profile what other parts of memprof know; given the numbers of threads in its calls, by
 ``threading.get_ident()``."""
+
+
+class Writer(Protocol):
+    """Something with a file from ``create_own``."""
+
+    def forked(self) -> None:
+        """Let go of it in a child: the file, and its lock, are the parent's alone."""
+
+
+WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
+"""Writers in this process, which are told of a fork."""
 
 
 def create_own(path: str | os.PathLike[str], what: str = "a profile") -> tuple[int, str]:
@@ -105,7 +117,7 @@ class Streamer:
         """Make the file, with one chunk, and go on in a thread; raises
         ``ProfileNotWritableError``."""
         self._fd, self.path = create_own(self.path)
-        _streamers.add(self)
+        WRITERS.add(self)
         self.flush()
         self._thread.start()
 
@@ -202,10 +214,7 @@ class Streamer:
             log.error("%s: %s (%s: %s). %s.", path, what, kind, error, then)
 
 
-_streamers: weakref.WeakSet[Streamer] = weakref.WeakSet()
-
-
 @on_fork
 def _in_child() -> None:
-    for streamer in list(_streamers):
-        streamer.forked()
+    for writer in list(WRITERS):
+        writer.forked()

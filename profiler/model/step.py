@@ -20,9 +20,9 @@ class StepRecord:
         step: its number in the session, from 1.
         time_ns: ``time.time_ns()`` at its end.
         duration_ns: time since the end of the step before, of the first since the session began.
-        ended_by: what ended it: ``call``, the program by ``session.step()``; ``optimizer``, a step
-            of the optimizer that has made most; ``mark``, the mark that the next one begins;
-            ``session``, the end of it all.
+        ended_by: what ended it: ``call``, the program by ``session.step()``; ``optimizer``, the
+            step of an optimizer; ``mark``, the mark that the next one begins; ``session``, the end
+            of it all.
         rank: of the process.
         devices: what the allocators of CUDA devices counted at its end; the most of each is since
             the process began, or has reset these counters.

@@ -90,6 +90,17 @@ def claim(path: str) -> int | None:
     return None
 
 
+def create_locked(path: StrPath, mode: int = 0o666) -> int:
+    """A descriptor of a new file, locked where the file system has locks.
+
+    Raises:
+        OSError: it cannot be made; a ``FileExistsError`` if it is there.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _O_BINARY, mode)
+    try_lock(fd)
+    return fd
+
+
 def names_beside(path: str) -> Iterator[str]:
     """Other names in the folder, with the number of this process before the suffix."""
     folder, name = os.path.split(path)
@@ -229,9 +240,7 @@ def create_for_streaming(path: StrPath, what: str = "a profile") -> tuple[int, s
             return fd, name
         for beside in names_beside(name):
             with contextlib.suppress(FileExistsError):
-                fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _O_BINARY, 0o666)
-                try_lock(fd)
-                return fd, beside
+                return create_locked(beside), beside
         taken = "someone writes it, and all names beside it are taken"
         raise FileExistsError(errno.EEXIST, taken, name)
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.

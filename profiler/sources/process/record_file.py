@@ -2,9 +2,9 @@
 
 Note [How often the file is written]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-With a snapshot, unless the last writing was less than ``REST`` times as long ago as it took, by the
-clock or of the processor: so it takes a hundredth of a core at most, and a small record is written
-with each snapshot. A process that is killed has lost what came since. A name that the file has lost
+With a snapshot, unless the last writing was less than ``REST`` times as long ago as it took: so it
+takes a hundredth of a core, and of a slow disk's time, at most, and a small record is written with
+each snapshot. A process that is killed has lost what came since. A name that the file has lost
 meanwhile to something else is not taken back.
 
 A small record is written by the thread that takes the snapshot, so that it is there when the next
@@ -23,9 +23,9 @@ from pathlib import Path
 
 from memprof.profiler.support.errors import ProfileExistsError
 from memprof.profiler.support.writing import (
+    create_locked,
     names_beside,
     take_over,
-    try_lock,
     write_all,
     write_whole,
 )
@@ -47,7 +47,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _created(path, 0o666)
+        self._file = create_locked(path)
         self._there = os.fstat(self._file)
         self._temporary: Path | None = None
 
@@ -81,7 +81,7 @@ class RecordFile:
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
         self._temporary = temporary
         # At once: a child that is forked meanwhile closes it, and lets go of its lock.
-        former, self._file = self._file, _created(temporary, 0o600)
+        former, self._file = self._file, create_locked(temporary, 0o600)
         mine = self._file
         try:
             if os.chmod in os.supports_fd:
@@ -101,16 +101,6 @@ class RecordFile:
             self._temporary = interrupted
         if interrupted is None:  # Else what was interrupted still uses it.
             os.close(former)
-
-
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
-
-def _created(path: Path, mode: int) -> int:
-    """A descriptor of a new file, locked where the file system has locks."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
-    try_lock(file)
-    return file
 
 
 def _removed(path: Path) -> None:

@@ -206,7 +206,7 @@ class TrackerRecorder:
         self.write_asked = False
         if not self._is_due():
             return
-        cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
+        begin = time.perf_counter_ns()
         data = encode_profile(model.Profile().with_tracker(self.record(None)))
         try:
             with self.lock:
@@ -218,8 +218,7 @@ class TrackerRecorder:
                 "memory and goes on trying"
             )
         now = time.perf_counter_ns()
-        took = max(now - begin, time.thread_time_ns() - cpu)
-        self._write_again_ns = now + record_file.REST * took
+        self._write_again_ns = now + record_file.REST * (now - begin)
 
     # --- asking ---------------------------------------------------------------------------
 

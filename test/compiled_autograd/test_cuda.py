@@ -60,11 +60,9 @@ def test_a_captured_backward_is_replayed() -> None:
     assert counts[LedgerKind.RECORD] == 1, mine
     # One call warms up, one is observed, one records.
     assert counts[LedgerKind.REPLAY] == STEPS - 3, mine
-    captures = [e for e in profile.ledger if "captured backward" in e.reason]
-    assert [(e.kind, e.count) for e in captures] == [
-        (LedgerKind.COMPILED, 1),
-        (LedgerKind.CACHE_HIT, STEPS - 1),
-    ]
+    # Entries keep the order of the process, in which an earlier test may have had the same hits.
+    captures = {e.kind: e.count for e in profile.ledger if "captured backward" in e.reason}
+    assert captures == {LedgerKind.COMPILED: 1, LedgerKind.CACHE_HIT: STEPS - 1}
     names = {name for name, _ in Net().named_parameters()}
     assert {v.fqn for v in backward.outputs if v.category is Category.GRADIENT} == names
     assert {v.fqn for v in backward.inputs if v.role is Role.PARAMETER} == names

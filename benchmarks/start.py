@@ -53,6 +53,8 @@ def child(backend: str) -> None:
     for _ in range(2):
         compiled(input_ids=tokens, labels=tokens).loss.backward()
         ends.append(time.process_time())
+        # Else the next step adds to gradients that torch's trees have overwritten, which raises.
+        network.zero_grad()
     modules = sum(name.partition(".")[0] == "memprof" for name in sys.modules)
     found = {"first": ends[0] - begin, "second": ends[1] - ends[0], "modules": modules}
     print(json.dumps({**found, "gc": gc.get_stats()[2]["collections"] - full}))
@@ -76,6 +78,8 @@ def main() -> None:
                 for backend in order:
                     # One of its own: C++ kernels that the other has compiled would be there.
                     found = fresh("--child", backend, TORCHINDUCTOR_CACHE_DIR=f"{folder}/{backend}")
+                    if "error" in found:
+                        raise SystemExit(f"{caches}, {backend}: {found['error']}")
                     taken.setdefault(f"{caches}, {backend}", []).append(found)
     table = Table(
         {"": -14, "first step, s": 13, "second step, s": 14, "modules": 8, "gc": 3, "ratio": 6}

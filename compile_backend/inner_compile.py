@@ -123,6 +123,11 @@ class InnerCompile:
         given = {**kwargs, "cudagraphs": _torch_compat.no_cudagraphs()}
 
         def compile_plainly() -> Any:
+            box = kwargs.get("boxed_forward_device_index")
+            if box is not None and not kwargs.get("is_backward"):
+                # A forward's compilation sets it, and from torch 2.15 on it is a part of the key in
+                # Inductor's cache, under which a second compilation would not be found.
+                box.set(None)
             with _torch_compat.cache_keyed_by_donation(bool(kwargs.get("is_backward"))):
                 return _torch_compat.compile_fx_inner()(gm, example_inputs, *args, **given)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,18 @@ ROOT = Path(__file__).parents[3]
 STEPS = 5
 
 
-def torchrun(processes: int, kind: str, out: str) -> str:
+def torchrun(processes: int, kind: str, out: str, **environment: str) -> str:
     """Run the job; what rank 0 printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     # A free port of its own: two jobs may run at once.
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += [str(Path(__file__).parent / "worker.py"), kind, out, str(STEPS)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -69,6 +75,30 @@ def test_one_file_a_rank(kind: str, processes: int, tmp_path: Path) -> None:
     report = CliRunner().invoke(main, ["report", out])
     assert report.exit_code == 0
     assert f"{processes} of {processes} ranks" in report.output
+
+
+def test_four_ranks_start_warm_together(tmp_path: Path) -> None:
+    def shown() -> dict[tuple[object, ...], tuple[object, ...]]:
+        return {
+            (rank, g.compile_id, g.kind): (g.description, g.buffers, g.statements)
+            for rank in range(4)
+            for g in read_profile(tmp_path / f"{rank}.memprof").graphs
+        }
+
+    # GIVEN four ranks that filled one empty cache at the same time
+    cache, out = str(tmp_path / "cache"), str(tmp_path / "{rank}.memprof")
+    torchrun(4, "fsdp2", out, TORCHINDUCTOR_CACHE_DIR=cache)
+    cold = shown()
+    assert len(cold) == 4 * 4
+    # WHEN the job starts again
+    torchrun(4, "fsdp2", out, TORCHINDUCTOR_CACHE_DIR=cache)
+    # THEN each graph of each rank is a hit, under the same names
+    assert shown() == cold
+    for rank in range(4):
+        profile = read_profile(tmp_path / f"{rank}.memprof")
+        assert {g.fx_cache for g in profile.graphs} == {"hit"}
+        hits = [e for e in profile.ledger if e.reason == "found in AOTAutograd's cache"]
+        assert sum(e.count for e in hits) == len(profile.graphs)
 
 
 def test_memprof_asks_the_process_group_for_its_place_only() -> None:

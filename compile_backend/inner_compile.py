@@ -332,12 +332,15 @@ class InnerCompile:
         unknown, or torch has changed what it says of it.
 
         Args:
-            torchs: torch's metadata of the forward, as torch's own wrapper gets it.
+            torchs: torch's metadata of the forward, as torch's own wrapper gets it; None where
+                that counts a tensor subclass as one, of which the graph has the inner tensors.
         """
         forward = self._forward_graph
         if forward is None or forward.record.description.unreadable:
             return None
         found = forward.record.description
+        if torchs is None:
+            return found
         now = view_and_mutation_meta(torchs)
         if now == found.metadata:
             return found

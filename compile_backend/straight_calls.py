@@ -103,8 +103,9 @@ def _install() -> None:
             if ledger is None:
                 return torchs(compiled_fn)
             try:
-                description = _compiling.describe(runtime_metadata)
                 function = getattr(compiled_fn, "__self__", None)
+                subclasses = getattr(function, "maybe_subclass_metadata", None)
+                description = _compiling.describe(runtime_metadata if subclasses is None else None)
                 if isinstance(function, type):
                     function.memprof_description = description  # type: ignore[attr-defined]
                 if not _compiling.wanted:

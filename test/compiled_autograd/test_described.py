@@ -15,7 +15,7 @@ from torch import Tensor
 import memprof
 from memprof import compiled_autograd as ca
 from memprof.compiled_autograd.aot_backward import described
-from memprof.compiled_autograd.nodes import is_aot_prologue
+from memprof.compiled_autograd.nodes import SAVED_AS, VALUE, is_aot_prologue
 from memprof.profiler.model import GraphDescription, MemoryFormatMeta
 
 from .support import captures
@@ -214,3 +214,8 @@ def test_subclasses_are_torchs() -> None:
     (capture,) = found
     assert asks_torch(capture)
     assert not capture.disagreements
+    # AND what the forward saved is known by its description, inner tensors one by one
+    saved = [n.meta for n in capture.graph.graph.nodes if SAVED_AS in n.meta]
+    assert [m[SAVED_AS][1].name for m in saved] == ["mm", "mm_1", "permute"]
+    for meta in saved:
+        assert meta[SAVED_AS][1].shape == tuple(map(str, meta[VALUE].shape))

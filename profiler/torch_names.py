@@ -232,7 +232,7 @@ def export_timeline(profile: DataFlowProfile, path: str | Path, device: str) -> 
     if plain.endswith(".raw.json"):
         _write_json(path, raw_timeline(profile, device))
     elif plain.endswith(".trace.json"):
-        export_profile(_alone(profile, sys.maxsize), "perfetto", path, profile.devices)
+        export_profile(_alone(profile, sys.maxsize), "perfetto", path)
     elif plain.endswith(".json"):
         _write_json(path, timeline_points(profile, device))
     elif name.endswith(".html"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 import os
 import re
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import msgspec
 from memprof.profiler.file.profile_file import read_profiles, single_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.support.json_text import to_json
-from memprof.profiler.support.text import visible, visible_json
+from memprof.profiler.support.text import visible
 from memprof.profiler.views.compare.ranks import ranks_of
 from memprof.profiler.views.report.page import printable
 
@@ -62,38 +62,9 @@ def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None
 
 
 def _same_file(a: str, b: str) -> bool:
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # One is not there, or has no path that could be.
+    with contextlib.suppress(OSError, ValueError):  # One is not there, or is no path.
         return os.path.samefile(a, b)
-    with contextlib.suppress(OSError, ValueError):
-        return os.path.normcase(os.path.realpath(a)) == os.path.normcase(os.path.realpath(b))
     return False
-
-
-LONG_S = 2.0
-"""Seconds after which a command that is still at work says so."""
-
-
-def says_that_it_works(command: Command) -> Command:
-    """Adds a line on standard error, if that is a terminal, where a command takes long."""
-
-    @functools.wraps(command)
-    def work(**values: Any) -> None:
-        name = click.get_current_context().command_path
-        note = threading.Timer(
-            LONG_S, click.echo, (f"{name}: still at work, nothing is wrong",), {"err": True}
-        )
-        note.daemon = True
-        if sys.stderr is not None and sys.stderr.isatty():
-            note.start()
-        try:
-            command(**values)
-        finally:
-            note.cancel()
-
-    working: Any = work
-    return working  # type: ignore[no-any-return]
 
 
 UNFORESEEN = (LookupError, ArithmeticError, TypeError, ValueError, AttributeError, RecursionError)
@@ -148,35 +119,6 @@ def chosen_rank() -> int | None:
     ctx = click.get_current_context(silent=True)
     found: int | None = ctx.meta.get(_RANK) if ctx is not None else None
     return found
-
-
-def _calls(
-    _: click.Context, __: click.Parameter, value: str | None
-) -> tuple[int | None, int | None] | None:
-    if value is None:
-        return None
-    found = re.fullmatch(r"([1-9]\d*)?:([1-9]\d*)?", value)
-    if found is None:
-        raise click.BadParameter(
-            f"{value!r} is no range of calls; write FIRST:LAST, from 1, e.g. 101:200"
-        )
-    first, last = (int(n) - 1 if n else None for n in found.groups())
-    if first is not None and last is not None and first > last:
-        raise click.BadParameter(f"{value!r} is empty: LAST comes before FIRST")
-    return first, last
-
-
-def no_such_calls(*profiles: Profile) -> click.BadParameter:
-    least = min(len(p.calls) for p in profiles)
-    has = f"calls 1 to {least:,}" if least else "no calls"
-    return click.BadParameter(f"the log has {has}", param_hint="--calls")
-
-
-def calls_option(help: str) -> Callable[[Command], Command]:
-    """Add ``--calls FIRST:LAST``, from 1; the command gets a pair of indices, None for an end left
-    out, or None where the option is."""
-    help += " Calls as reports number them, both included."
-    return click.option("--calls", callback=_calls, metavar="FIRST:LAST", help=help)
 
 
 def _to_file(value: str) -> str:
@@ -248,5 +190,10 @@ def print_page(path: str, nbytes: int) -> None:
 
 
 def print_json(value: Any) -> None:
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON in ASCII, of which a terminal obeys nothing."""
     text = msgspec.json.format(to_json(value), indent=2).decode()
-    click.echo(visible_json(text, getattr(sys.stdout, "encoding", None) or "utf-8"))
+    return re.sub("[^\\n -~]", lambda found: json.dumps(found[0])[1:-1], text)

@@ -7,22 +7,18 @@ from collections import Counter
 import click
 
 from memprof.profiler.file.profile_file import profile_schema, read_profiles, write_profiles
-from memprof.profiler.verbs import devices_in
 from memprof.profiler.views.compare.ranks import world_size
 from memprof.profiler.views.export import FORMATS, export_profile
 
 from ._common import (
     BadFile,
-    calls_option,
     chosen_rank,
     keep_apart,
-    no_such_calls,
     output_option,
     print_json,
     print_line,
     rank_option,
     read,
-    says_that_it_works,
     shows_files,
 )
 
@@ -51,13 +47,6 @@ def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> No
 )
 @output_option("Where to; compressed if it ends in .gz.")
 @click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    help="Whose memory, e.g. cuda:0; may be given again. Default: all.",
-)
-@calls_option("Default: all.")
-@click.option(
     "--schema",
     is_flag=True,
     is_eager=True,
@@ -66,24 +55,13 @@ def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> No
     help="Print the JSON Schema of profiles in the format json, and end.",
 )
 @shows_files
-@says_that_it_works
-def export(
-    files: tuple[str, ...],
-    format_: str,
-    output: str,
-    devices: tuple[str, ...],
-    calls: tuple[int | None, int | None] | None,
-) -> None:
+def export(files: tuple[str, ...], format_: str, output: str) -> None:
     """Write a profile in another tool's format, or those of several ranks into one file.
 
     FILES is a profile written by memprof; with -f memprof it is several, one a rank. What
     the formats contain, in which units: docs/exports.md.
     """
     keep_apart([output], files, "--output")
-    if format_ == "memprof" and devices:
-        raise click.UsageError(f"--device chooses nothing in {format_}: leave it out")
-    if format_ not in ("perfetto", "memory-viz") and calls is not None:
-        raise click.UsageError(f"--calls is of perfetto and memory-viz: {format_} has all calls")
     if format_ == "memprof":
         _merge(files, output)
         return
@@ -92,14 +70,7 @@ def export(
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None
     profiles = read_profiles(files[0]) if several else [read(files[0])]
-    try:
-        shown = devices_in(profiles, devices)
-    except ValueError as e:
-        raise click.BadParameter(str(e), param_hint="--device") from e
-    try:
-        export_profile(profiles, format_, output, shown, *(calls or ()))
-    except IndexError as e:
-        raise no_such_calls(*profiles) from e
+    export_profile(profiles, format_, output)
     print_line(f"{output}: {FORMATS[format_]}")
 
 

@@ -36,7 +36,6 @@ from ._common import (
     rank_option,
     read,
     read_by,
-    says_that_it_works,
     shows_files,
     table_options,
 )
@@ -80,7 +79,6 @@ def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Sty
     is_flag=True,
     help="Exit with 1 if memory grows, and with 2 if the file cannot tell.",
 )
-@says_that_it_works
 def report(
     file: str,
     full: bool,
@@ -171,7 +169,6 @@ def _limit(value: str) -> tuple[float, bool]:
 @rank_option
 @table_options
 @shows_files
-@says_that_it_works
 def diff(
     before: str,
     after: str,
@@ -185,9 +182,9 @@ def diff(
 
     Compared is every part that both files have: of compiled code the peak of live memory, what
     forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
-    tracker peaks and what remained, by device; of the data flow its peaks. Exits 2 if a file cannot
-    be read, or if there is nothing to compare; with --fail-over also if a file lacks a part, or its
-    end, or something could not be compared.
+    tracker peaks and what remained, by device; all that was reserved on a device. Exits 2 if a file
+    cannot be read, or if there is nothing to compare; with --fail-over also if a file lacks a part,
+    or its end, or something could not be compared.
     """
     old, new = read(before), read(after)
     try:

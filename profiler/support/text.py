@@ -5,8 +5,9 @@ Note [What may reach a terminal]
 Names, paths, source lines and reasons in a profile are whatever a program, or whoever edited the
 file, put there. A terminal obeys some characters: escape sequences move the cursor or set the
 clipboard; line breaks forge rows; bidirectional controls show a name in another order than it has;
-invisible ones make two names look alike. So what is printed passes ``visible`` or ``visible_json``
-at the edge where it becomes text for people, and nowhere else: files keep what was recorded.
+invisible ones make two names look alike. So what is printed passes ``visible`` at the edge where
+it becomes text for people, and nowhere else: files keep what was recorded. JSON is printed in
+ASCII.
 """
 
 from __future__ import annotations
@@ -36,27 +37,8 @@ def visible(text: str) -> str:
     return _OBEYED.sub(_escaped, text) + cut
 
 
-def visible_json(text: str, encoding: str = "utf-8") -> str:
-    """A JSON document that says the same and shows as it is: line breaks between values stay, every
-    other character that a terminal would obey, or that ``encoding`` lacks, is escaped as JSON has
-    it."""
-    text = _OBEYED.sub(_json_escaped, text)
-    try:
-        text.encode(encoding)
-    except (LookupError, UnicodeEncodeError):
-        return re.sub("[^\\x00-\\x7f]", _json_escaped, text)
-    return text
-
-
 def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
-
-
-def _json_escaped(match: re.Match[str]) -> str:
-    if match[0] == "\n":  # Inside a string it is escaped already.
-        return match[0]
-    units = match[0].encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 def without_numbers(module: str) -> str:

@@ -16,20 +16,18 @@ from rendering import (
     render_tracker_record,
 )
 
-from memprof.commands._common import UNFORESEEN
+from memprof.commands._common import UNFORESEEN, json_text
 from memprof.profiler.file.profile_file import encode_profile, read_profiles, write_profiles
-from memprof.profiler.live.devices import devices_of
 from memprof.profiler.model import Profile
 from memprof.profiler.support.errors import ProfileError
-from memprof.profiler.support.json_text import to_json
-from memprof.profiler.support.text import visible, visible_json
+from memprof.profiler.support.text import visible
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
 from memprof.profiler.views.compare.ranks import compare_ranks
 from memprof.profiler.views.export import FORMATS, export_profile
 from memprof.profiler.views.report import summarize
-from memprof.profiler.views.report.html.payload import ranks_payload
+from memprof.profiler.views.report.html import report_page
 from memprof.profiler.views.report.page import PLAIN
-from memprof.profiler.views.report.sections.processes import of_ranks
+from memprof.profiler.views.report.sections.ranks import of_ranks
 from memprof.profiler.views.report.text import render
 
 from .hostile import CONTROLS
@@ -74,7 +72,7 @@ def show(profiles: list[Profile]) -> None:
         exports(profile)
         encode_profile(profile)
     check_text(render([of_ranks(compare_ranks(profiles), PLAIN.show)]))
-    check_json(visible_json(to_json(compare_ranks(profiles)).decode()))
+    check_json(json_text(compare_ranks(profiles)))
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "all.memprof")
         write_profiles(profiles, again)
@@ -92,12 +90,12 @@ def texts(profile: Profile) -> Iterator[str]:
         yield render_tracker_record(profile.tracker)
     if profile.accounts:
         yield render_accounts(profile.accounts)
-    check_json(visible_json(to_json(summary).decode()))
+    check_json(json_text(summary))
 
 
 def pages(profile: Profile) -> None:
-    """The payload of the page."""
-    json.dumps(ranks_payload([profile]), allow_nan=False)
+    """The page."""
+    report_page(profile)
 
 
 def exports(profile: Profile) -> None:
@@ -105,7 +103,7 @@ def exports(profile: Profile) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for format in FORMATS:
             try:
-                export_profile(profile, format, Path(folder, format), devices_of(profile))
+                export_profile(profile, format, Path(folder, format))
             except ProfileError:
                 assert profile.accounts
                 assert format in ("perfetto", "memory-viz")

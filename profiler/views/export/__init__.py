@@ -9,15 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from memprof.profiler.live.devices import devices_of
 from memprof.profiler.model import Profile
 from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.writing import output
 
-from .walk import Part
-
-__all__ = ["FORMATS", "check_has_time", "devices_of", "export_profile"]
+__all__ = ["FORMATS", "check_has_time", "export_profile"]
 
 FORMATS = {
     "perfetto": "trace for ui.perfetto.dev",
@@ -31,9 +28,6 @@ def export_profile(
     profile: Profile | Sequence[Profile],
     format: str,
     path: str | os.PathLike[str],
-    devices: Sequence[str],
-    first: int | None = None,
-    last: int | None = None,
 ) -> None:
     """Write a profile to a file.
 
@@ -41,12 +35,9 @@ def export_profile(
         profile: a valid one; for ``perfetto`` also those of several ranks.
         format: one of ``FORMATS``.
         path: where to; compressed if it ends in ``.gz``.
-        devices: whose memory, see ``devices_of``.
-        first, last: calls of the log, both included; None is its end.
 
     Raises:
         ValueError: there is no such format, or it does not take several profiles.
-        IndexError: the log has no such calls.
         ProfileError: ``perfetto`` or ``memory-viz``, of accounts alone.
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
     """
@@ -57,8 +48,6 @@ def export_profile(
         check_has_time(profiles, f"{format} shows memory over time")
     if format != "perfetto" and len(profiles) != 1:
         raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
-    part = Part(devices, first, last)
-    part.calls(profiles[0])
     # The writers are imported when they are needed: the command line starts without them.
     with output(path) as file:
         if format == "json":
@@ -66,11 +55,11 @@ def export_profile(
         elif format == "perfetto":
             from .perfetto import write_perfetto
 
-            write_perfetto(profiles, file, part)
+            write_perfetto(profiles, file)
         else:
             from .memory_viz import write_memory_viz
 
-            write_memory_viz(profiles[0], file, part)
+            write_memory_viz(profiles[0], file)
 
 
 def check_has_time(profiles: Sequence[Profile], why: str) -> None:

@@ -37,7 +37,7 @@ from memprof.profiler.model.allocator_rules import rounded
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 from memprof.profiler.support.writing import Output
 
-from .walk import LiveBlock, Part, Walk
+from .walk import LiveBlock, Walk, walks
 
 _BASE = 1 << 44
 """First made-up address of a device, times its place from 1: far below where drivers put memory on
@@ -48,14 +48,15 @@ _GAP = 2 << 20
 """Bytes between segments that are made up, so that nobody takes two for one."""
 
 
-def write_memory_viz(profile: Profile, file: Output, part: Part) -> None:
+def write_memory_viz(profile: Profile, file: Output) -> None:
     """Write a snapshot, see ``export_profile``; segments are as they are after the last call.
 
-    All events are in memory at once: of a long run export a part of the calls.
+    All events are in memory at once.
     """
-    index = device_index(part.devices)
+    found = walks(profile)
+    index = device_index(list(found))
     labels = {g.id: g.label for g in profile.graphs}
-    traces = {index[d]: _DeviceTrace(part.walk(profile, d), labels, index[d]) for d in part.devices}
+    traces = {index[d]: _DeviceTrace(walk, labels, index[d]) for d, walk in found.items()}
     places = range(max(traces, default=-1) + 1)
     snapshot = {
         "device_traces": [list(traces[i].events()) if i in traces else [] for i in places],

@@ -10,35 +10,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memprof.profiler.live.attribution import Attribution
-from memprof.profiler.live.devices import devices_of
-from memprof.profiler.live.live_set import LiveItem
-from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.live.trees import CallMode, call_modes
 from memprof.profiler.model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
 from memprof.profiler.support.writing import Output
 
-from .walk import Part, Walk
+from .walk import Walk, walks
 
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
 Perfetto takes for the thread that has the number of its process."""
-_Sums = Mapping[Category, int]
-"""Live bytes by category."""
 
 
-def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> None:
+def write_perfetto(profiles: Sequence[Profile], file: Output) -> None:
     """Write a trace of one process, or of several ranks beside each other; see ``export_profile``.
 
     Several share the clock of 1970; those that do not know it begin together. What
     is not of calls (operations, snapshots, the ledger) is written whole.
     """
-    for profile in profiles:
-        part.calls(profile)
     traces = [
         _ProcessTrace(p, rank if len(profiles) > 1 else None) for rank, p in enumerate(profiles)
     ]
@@ -52,9 +44,7 @@ def write_perfetto(profiles: Sequence[Profile], file: Output, part: Part) -> Non
     file.write((json.dumps(head)[:-1] + ', "traceEvents": [\n').encode())
     separator = ""
     for trace in traces:
-        known = devices_of(trace.profile)
-        devices = [d for d in part.devices if d in known]
-        for line in trace.lines(part._replace(devices=devices)):
+        for line in trace.lines():
             file.write(f"{separator}{line}".encode())
             separator = ",\n"
     file.write(b"\n]}\n")
@@ -82,15 +72,14 @@ class _ProcessTrace:
             yield from tracker.operation_allocations.start_ns[:1]
             yield from (s.time_ns for s in tracker.snapshots[:1])
 
-    def lines(self, part: Part) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         yield self._event("M", "process_name", args={"name": self.name})
         yield self._named(_LEDGER, "memprof ledger")
         for thread in sorted(set(self.profile.calls.thread)):
             yield self._named(_THREADS + thread, f"thread {thread}")
-        walks = {d: part.walk(self.profile, d) for d in part.devices}
-        if len(self.profile.calls):
-            yield from self._calls(walks, part.calls(self.profile))
-        for device, walk in walks.items():
+        found = walks(self.profile)
+        yield from self._calls(found)
+        for device, walk in found.items():
             yield from self._memory(device, walk)
         for entry in self.profile.ledger if self.profile.perf_origin_ns else ():
             yield self._mark(entry)
@@ -101,12 +90,12 @@ class _ProcessTrace:
             yield from self._operations(self.profile.tracker)
             yield from self._snapshots(self.profile.tracker)
 
-    def _calls(self, walks: dict[str, Walk], shown: range) -> Iterator[str]:
+    def _calls(self, found: dict[str, Walk]) -> Iterator[str]:
         calls = self.profile.calls
         labels = {g.id: g.label for g in self.profile.graphs}
         modes = call_modes(self.profile)
-        over_time = {d: w.timeline.bytes_over_time() for d, w in walks.items()}
-        for k in shown:
+        over_time = {d: w.timeline.bytes_over_time() for d, w in found.items()}
+        for k in range(len(calls)):
             mode = "" if modes[k] is CallMode.RUN else f" ({modes[k].value})"
             args: dict[str, Any] = {"call": k + 1, "graph": calls.graph[k]}
             args |= {"program": calls.program[k], "mode": modes[k].value}
@@ -119,50 +108,41 @@ class _ProcessTrace:
             yield self._slice(name, "compiled call", thread, start, end, args)
 
     def _memory(self, device: str, walk: Walk) -> Iterator[str]:
-        # A counter's line but for its time, and the sum, are constants of a kind of call.
-        inside: dict[int, tuple[_Sums, list[list[str]], _Sums]] = {}
-        between: dict[tuple[int, int], list[str]] = {}
-        now: _Sums = {}
-        previous = -1
         attribution = Attribution(walk.timeline.profile)
-        for call, start, width in walk.spans():
-            kind = walk.timeline.kind(call)
-            if kind not in inside:
-                sums = list(_sums_in(walk.timeline, call, attribution))
-                lines = [self._changed(device, *pair) for pair in pairwise(sums)]
-                inside[kind] = sums[0], lines, sums[-1]
-            entry, templates, after = inside[kind]
-            if (previous, kind) not in between:
-                between[previous, kind] = self._changed(device, now, entry)
-            n = len(templates)
-            for i, heads in enumerate([between[previous, kind], *templates]):
-                time = self._us(start + width * i // n)
-                for head in heads:
-                    yield f"{head}{time}}}"
-            now, previous = after, kind
+        sums: Counter[Category] = Counter()
+        shown: dict[str, int] = {}
+        for moment in walk:
+            changed: dict[Category, int] = {}
+            for blocks, sign in ((moment.change.freed, -1), (moment.change.allocated, 1)):
+                for block in blocks:
+                    category = attribution.category(block.item)
+                    sums[category] += sign * block.nbytes
+                    changed[category] = sums[category]
+            yield from self._counters(device, moment.time_ns, changed, sums.total(), shown)
 
-    def _changed(self, device: str, before: _Sums, after: _Sums) -> list[str]:
-        """Lines of the counters that differ, up to their time."""
-        out = [
-            self._counter(f"{device} {c.label}", after.get(c, 0))
-            for c in Category
-            if before.get(c, 0) != after.get(c, 0)
-        ]
-        total = sum(after.values())
-        if not before or total != sum(before.values()):
-            out.append(self._counter(f"{device} live", total))
-        return out
+    def _counters(
+        self,
+        name: str,
+        time: int,
+        changed: Mapping[Category, int],
+        total: int,
+        shown: dict[str, int],
+    ) -> Iterator[str]:
+        """Lines of counters that have other values than ``shown``, which is brought up to date."""
+        stamp = self._us(time)
+        values = {f"{name} {c.label}": n for c, n in changed.items()}
+        for counter, value in {**values, f"{name} live": total}.items():
+            if shown.get(counter) != value:
+                shown[counter] = value
+                yield f"{self._counter(counter, value)}{stamp}}}"
 
     def _series(
         self, name: str, times: Sequence[int], columns: dict[Category, list[int]]
     ) -> Iterator[str]:
-        before: _Sums = {}
+        shown: dict[str, int] = {}
         for i, time in enumerate(times):
-            after = {c: column[i] for c, column in columns.items()}
-            stamp = self._us(time)
-            for head in self._changed(name, before, after):
-                yield f"{head}{stamp}}}"
-            before = after
+            values = {c: column[i] for c, column in columns.items()}
+            yield from self._counters(name, time, values, sum(values.values()), shown)
 
     def _mark(self, entry: LedgerEntry) -> str:
         args: dict[str, Any] = {"reason": entry.reason, "count": entry.count}
@@ -248,22 +228,3 @@ class _ProcessTrace:
             f'{{"ph":"{phase}","pid":{self.pid},"tid":{tid},"name":{json.dumps(name)}{stamp}{rest},'
             f'"args":{json.dumps(args or {})}}}'
         )
-
-
-def _sums_in(timeline: Timeline, call: int, attribution: Attribution) -> Iterator[_Sums]:
-    """Live bytes by category at each instant of a call, and after it."""
-
-    def sums(items: Iterable[LiveItem | None]) -> Counter[Category]:
-        found: Counter[Category] = Counter()
-        for item in items:
-            if item is not None:
-                found[attribution.category(item)] += item.nbytes
-        return found
-
-    yield (now := sums(timeline.live_at(call, 0).items))
-    for before, after in timeline.changes(call):
-        now = now.copy()
-        now.subtract(sums([before]))
-        now.update(sums([after]))
-        yield now
-    yield sums(timeline.live_after(call))

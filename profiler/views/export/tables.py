@@ -10,7 +10,7 @@ from memprof.profiler.live.attribution import Attribution
 from memprof.profiler.live.trees import call_modes
 from memprof.profiler.model import Profile, SourceFrame
 
-from .walk import AFTER, Part, Walk
+from .walk import AFTER, Walk, walks
 
 _COLUMNS = {
     "calls": "call:int device graph:int label kind program:int mode thread:int start_ns:int "
@@ -32,7 +32,7 @@ _COLUMNS = {
 Rows = Iterator[tuple[Any, ...]]
 
 
-def to_pandas(profile: Profile, part: Part) -> dict[str, Any]:
+def to_pandas(profile: Profile) -> dict[str, Any]:
     """Tables of a profile by name, each a ``pandas.DataFrame``, those without rows too.
 
     Integers are ``Int64`` and truth values ``boolean``, so that an unknown one is ``NA``.
@@ -42,15 +42,15 @@ def to_pandas(profile: Profile, part: Part) -> dict[str, Any]:
         OverflowError: a sum of the profile's figures does not fit 64 bits.
     """
     module = pandas()
-    walks = {d: part.walk(profile, d) for d in part.devices}
+    found = walks(profile)
     # Blocks come after the events, when all are known.
     tables = {
-        "calls": _calls(profile, walks),
-        "events": _events(walks),
-        "blocks": _blocks(profile, walks),
+        "calls": _calls(profile, found),
+        "events": _events(found),
+        "blocks": _blocks(profile, found),
         "snapshots": _snapshots(profile),
         "operations": _operations(profile),
-        "account": _account(profile, part.devices),
+        "account": _account(profile),
     }
     return {name: _frame(module, _COLUMNS[name].split(), rows) for name, rows in tables.items()}
 
@@ -81,7 +81,7 @@ def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
     graphs = {g.id: g for g in profile.graphs}
     for device, walk in walks.items():
         b = walk.timeline.bytes_over_time()
-        for k in walk.calls:
+        for k in range(len(calls)):
             g = graphs[calls.graph[k]]
             yield (
                 k, device, g.id, g.label, g.kind.value, calls.program[k], modes[k].value,
@@ -154,10 +154,8 @@ def _operations(profile: Profile) -> Rows:
             )  # fmt: skip
 
 
-def _account(profile: Profile, devices: Sequence[str]) -> Rows:
+def _account(profile: Profile) -> Rows:
     for a in profile.accounts:
-        if a.device not in devices:
-            continue
         for r in a.rows:
             yield (
                 a.device, r.category.value, r.detail or None, r.nbytes, r.count, r.compiled,

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from memprof.profiler.live.devices import devices_of
 from memprof.profiler.live.live_set import LiveItem
 from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import Profile, Storage
@@ -62,47 +63,24 @@ class Moment(NamedTuple):
     change: BlockChange  # what happens
 
 
-class Part(NamedTuple):
-    """Part of a profile to export: the memory of ``devices``, in the calls ``first`` to ``last`` of
-    the log, both included; None is its end."""
-
-    devices: Sequence[str]
-    first: int | None = None
-    last: int | None = None
-
-    def calls(self, profile: Profile) -> range:
-        """Indices of the calls.
-
-        Raises:
-            IndexError: the log has no such calls.
-        """
-        n = len(profile.calls)
-        begin = 0 if self.first is None else self.first
-        end = n - 1 if self.last is None else self.last
-        if (n or (self.first, self.last) != (None, None)) and not 0 <= begin <= end < n:
-            has = f"has calls 0 to {n - 1}" if n else "has none"
-            raise IndexError(f"there are no calls {begin} to {end}: the log {has}")
-        return range(begin, end + 1)
-
-    def walk(self, profile: Profile, device: str) -> Walk:
-        return Walk(Timeline(profile, device), self.first, self.last)
+def walks(profile: Profile) -> dict[str, Walk]:
+    """The changes of each device on which programs have memory, by its name."""
+    return {device: Walk(Timeline(profile, device)) for device in devices_of(profile)}
 
 
 class Walk:
-    """Changes of the live memory of one device in calls ``first`` to ``last``, see ``Part``.
+    """Changes of the live memory of one device.
 
     The first moment allocates everything that is live when the first call begins. From then on
     the sum of all deltas is ``timeline.live_at(call, instant).nbytes`` after the moment of each
     instant, and the bytes carried between calls after each ``AFTER``.
 
     Attributes:
-        calls: indices of its calls.
         blocks: every description that has occurred so far, by number.
     """
 
-    def __init__(self, timeline: Timeline, first: int | None = None, last: int | None = None):
+    def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self.calls = Part((), first, last).calls(timeline.profile)
         self.blocks: list[LiveBlock] = []
         self._block_of: dict[LiveItem, LiveBlock] = {}
         self._memories: dict[tuple[int, int | Storage], int] = {}
@@ -114,7 +92,7 @@ class Walk:
 
     def __iter__(self) -> Iterator[Moment]:
         previous = -1
-        for call, start, width in self.spans():
+        for call, start, width in self._spans():
             kind = self.timeline.kind(call)
             if kind not in self._inside:
                 self._inside[kind] = self._look_inside(call)
@@ -132,13 +110,13 @@ class Walk:
             previous = kind
             self._latest[kind] = call
 
-    def spans(self) -> Iterator[tuple[int, int, int]]:
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
         """Yields each call's index, the time from which it is shown, and for how long; ns."""
         calls = self.timeline.profile.calls
-        before = max(calls.end_ns[: self.calls.start], default=0) if self.calls else 0
-        for call in self.calls:
-            start = max(calls.start_ns[call], before)
-            before = max(calls.end_ns[call], start)
+        before = 0
+        for call, (began, ended) in enumerate(zip(calls.start_ns, calls.end_ns, strict=True)):
+            start = max(began, before)
+            before = max(ended, start)
             yield call, start, before - start
 
     def _look_inside(self, call: int) -> list[BlockChange]:

@@ -49,7 +49,6 @@ from memprof.profiler.support.errors import ProfileNotWritableError
 from memprof.profiler.views.export import FORMATS, export_profile
 from memprof.profiler.views.export.perfetto import write_perfetto
 from memprof.profiler.views.export.tables import to_pandas
-from memprof.profiler.views.export.walk import Part
 from profiler.sources.trace.perfetto_wasm import query
 
 SECOND = 1_000_000_000
@@ -116,7 +115,7 @@ def everything() -> Profile:
 
 def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
     file = io.BytesIO()
-    write_perfetto([everything()], file, Part(["cpu"]))
+    write_perfetto([everything()], file)
     rows = query(
         file.getvalue(),
         "select 'counter', t.name, count(*), max(c.value) from counter c join counter_track t "
@@ -147,7 +146,7 @@ def test_perfetto_reads_counters_slices_and_marks(tmp_path: Path) -> None:
 
 def test_perfetto_shows_the_ledger_of_each_rank_on_a_track_of_its_own(tmp_path: Path) -> None:
     file = io.BytesIO()
-    write_perfetto([everything(), everything()], file, Part(["cpu"]))
+    write_perfetto([everything(), everything()], file)
     rows = query(
         file.getvalue(),
         "select p.pid, t.name, group_concat(distinct s.name) from slice s "
@@ -196,7 +195,7 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
     part = invoke(merged, "-f", "memory-viz", "-o", str(tmp_path / "x"), "--rank", "1")
     assert part.exit_code == 0
     with pytest.raises(ValueError, match="memory-viz takes one profile, not 2"):
-        export_profile(ranks, "memory-viz", tmp_path / "y", ["cpu"])
+        export_profile(ranks, "memory-viz", tmp_path / "y")
 
 
 # Long logs
@@ -222,7 +221,7 @@ def repeated(calls: int, allocations: int = 50) -> Profile:
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     def peak(profile: Profile) -> int:
         tracemalloc.start()
-        export_profile(profile, "perfetto", tmp_path / "out", ["cpu"])
+        export_profile(profile, "perfetto", tmp_path / "out")
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return most
@@ -241,7 +240,7 @@ def test_names_that_are_not_utf8_are_escaped(format: str, tmp_path: Path) -> Non
         for name, known in graph.nodes.items():
             frame = SourceFrame("caf\udce9.py", 3, "f", "y = caf\udce9(x)")
             graph.nodes[name] = dataclasses.replace(known, stack=(frame,))
-    export_profile(profile, format, tmp_path / "out", ["cpu"])
+    export_profile(profile, format, tmp_path / "out")
 
 
 # The command
@@ -262,11 +261,9 @@ def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str)
     result = invoke(path, "--format", format, "-o", str(tmp_path / "out"))
     assert result.exit_code == 0, result.output
     assert result.output == f"{tmp_path / 'out'}: {FORMATS[format]}\n"
-    # AND again over what is there, compressed this time, and part of it
+    # AND again over what is there, compressed this time
     assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
     assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == (tmp_path / "out").read_bytes()
-    part = invoke(path, "-f", format, "-o", str(tmp_path / "out"), "--calls", "3:5")
-    assert part.exit_code == (2 if format == "json" else 0)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -286,7 +283,7 @@ def test_the_commands_in_the_documentation_work(
 
 def test_the_tables_of_the_tracker() -> None:
     pytest.importorskip("pandas")
-    tables = to_pandas(everything(), Part(["cpu"]))
+    tables = to_pandas(everything())
     rows = tables["operations"].to_dict("records")
     assert [(r["path"], r["lane"], r["end_ns"], r["bytes_after"]) for r in rows] == [
         ("step", "MainThread", 8_900_000, 9),
@@ -300,11 +297,6 @@ def test_the_tables_of_the_tracker() -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["-f", "perfetto", "--calls", "x"], "'x' is no range of calls; write FIRST:LAST"),
-        (["-f", "perfetto", "--calls", "0:3"], "write FIRST:LAST, from 1"),
-        (["-f", "perfetto", "--calls", "5:10"], "--calls: the log has calls 1 to 9"),
-        (["-f", "memory-viz", "--calls", "5:3"], "LAST comes before FIRST"),
-        (["-f", "perfetto", "--device", "cuda:9"], "devices in it: cpu"),
         (["-f", "pdf"], "'pdf' is not one of 'perfetto'"),
         ([], "Missing option '--format'"),
     ],
@@ -328,11 +320,13 @@ def test_a_place_that_cannot_be_written(path: str, tmp_path: Path, format: str) 
 
 def test_a_failed_export_leaves_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("before")
-    with pytest.raises(IndexError):
-        export_profile(training(), "memory-viz", tmp_path / "out", ["cpu"], 50, 60)
+    broken = training()
+    broken.graphs.pop(0)
+    with pytest.raises(LookupError):
+        export_profile(broken, "memory-viz", tmp_path / "out")
     assert (tmp_path / "out").read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     with pytest.raises(ProfileNotWritableError, match="Nothing was changed"):
-        export_profile(training(), "perfetto", tmp_path, ["cpu"])
+        export_profile(training(), "perfetto", tmp_path)
     with pytest.raises(ValueError, match="there is no format 'pdf'; there are perfetto"):
-        export_profile(training(), "pdf", tmp_path / "x", ["cpu"])
+        export_profile(training(), "pdf", tmp_path / "x")

@@ -14,14 +14,12 @@ from profile_builder import MIB, training
 from memprof.profiler.model import Profile
 from memprof.profiler.model.allocator_rules import rounded
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
-from memprof.profiler.views.export import devices_of
 from memprof.profiler.views.export.memory_viz import device_index, write_memory_viz
-from memprof.profiler.views.export.walk import Part
 
 
 def snapshot(profile: Profile) -> dict[str, Any]:
     file = io.BytesIO()
-    write_memory_viz(profile, file, Part(devices_of(profile)))
+    write_memory_viz(profile, file)
     loaded = pickle.loads(file.getvalue())
     assert isinstance(loaded, dict)
     return loaded
@@ -96,7 +94,7 @@ def test_memory_viz_in_javascript_knows_all_opcodes_and_finds_an_unknown_categor
         "TUPLE3"
     )
     file = io.BytesIO()
-    write_memory_viz(training(), file, Part(["cpu"]))
+    write_memory_viz(training(), file)
     used = {op.name for op, _, _ in pickletools.genops(file.getvalue())}
     assert used <= {*known.split()}
     # Without one event of category "unknown" that script throws.
@@ -130,7 +128,7 @@ def test_devices_have_places_of_their_own() -> None:
 def test_long_lists_are_pickled_in_batches() -> None:
     # GIVEN more events than MemoryViz.js can take as arguments of one call
     file = io.BytesIO()
-    write_memory_viz(training(400), file, Part(["cpu"]))
+    write_memory_viz(training(400), file)
     # THEN no more than 1,000 are added at a time
     added = most = 0
     for op, _, _ in pickletools.genops(file.getvalue()):

@@ -18,7 +18,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.views.export.memory_viz import write_memory_viz
 from memprof.profiler.views.export.perfetto import write_perfetto
 from memprof.profiler.views.export.tables import to_pandas
-from memprof.profiler.views.export.walk import AFTER, BlockChange, Part, Walk
+from memprof.profiler.views.export.walk import AFTER, BlockChange, Walk
 from profiler.live.test_timeline import profiles
 
 from .test_export_memory_viz import addresses_are_sound
@@ -45,11 +45,9 @@ def times(walk: Walk) -> dict[tuple[int, int], int]:
     return {(m.call, m.instant): m.time_ns for m in walk}
 
 
-def written(writer: Any, profile: Profile, *args: Any, **options: Any) -> bytes:
+def written(writer: Any, profile: Profile) -> bytes:
     file = io.BytesIO()
-    writer(
-        [profile] if writer is write_perfetto else profile, file, Part(["cpu"], *args), **options
-    )
+    writer([profile] if writer is write_perfetto else profile, file)
     return file.getvalue()
 
 
@@ -113,7 +111,7 @@ def test_tables_agree_with_the_timeline(profile: Profile) -> None:
     pytest.importorskip("pandas")
     timeline = Timeline(profile, "cpu")
     expected = instants(timeline)
-    frames = to_pandas(profile, Part(["cpu"]))
+    frames = to_pandas(profile)
     tables = {name: frame.to_dict("records") for name, frame in frames.items()}
     live = 0
     found = dict(expected)
@@ -151,25 +149,6 @@ def test_categories_agree_with_the_attribution() -> None:
             expected["cpu unknown"] = view.unattributed
         found = {n: v for n, v in by_time[time].items() if v and n != "cpu live"}
         assert found == expected
-
-
-def test_a_part_of_the_log() -> None:
-    # WHEN calls 3 to 5 alone are exported
-    profile = training()
-    timeline = Timeline(profile, "cpu")
-    expected = instants(timeline)
-    live = 0
-    for moment in Walk(timeline, 3, 5):
-        live += delta(moment.change)
-        assert live == expected[moment.call, moment.instant]
-    assert (moment.call, moment.instant) == (5, AFTER)
-    snapshot = pickle.loads(written(write_memory_viz, profile, 3, 5))
-    assert sum(s["requested_size"] for s in snapshot["segments"]) == expected[5, AFTER]
-    for bad in ((5, 3), (0, 9), (9, None)):
-        with pytest.raises(IndexError, match="the log has calls 0 to 8"):
-            Walk(timeline, *bad)
-        with pytest.raises(IndexError, match="the log has calls 0 to 8"):
-            written(write_memory_viz, profile, *bad)
 
 
 def test_a_parameter_is_one_block_through_all_calls() -> None:

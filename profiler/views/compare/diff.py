@@ -14,7 +14,6 @@ Note [What is compared]
 * *saved*: what forwards leave for their backwards, all forwards of one step;
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
-* *data-flow peak*: the most live bytes of each device in a ``torch.profiler`` run;
 * *reserved*: all that the allocator had from a device, from accounts: at the fullest instant, where
   somebody watched; and *reserved end*, at the ends of sessions that did not;
 * of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
@@ -49,12 +48,7 @@ from memprof.profiler.live.trees import REST, graphed_functions, pool_bytes, poo
 from memprof.profiler.model import EventKind, GraphKind, Profile
 
 from .diff_model import ProfileDiff, Quantity, changes, place_of
-from .diff_parts import (
-    account_changes,
-    dataflow_notes,
-    dataflow_quantities,
-    tracker_changes,
-)
+from .diff_parts import account_changes, tracker_changes
 
 _Measured = tuple[int, dict[str, Counter[str]]]
 """Bytes in all, and by view the bytes of each place."""
@@ -68,7 +62,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
     """Compare two profiles in every part that both have.
 
     By default of compiled code the main device of each is compared and every other accelerator, and
-    all of the tracker's and the data flow's.
+    all of the tracker's.
 
     Raises:
         NothingToCompare: they have no part in common.
@@ -83,13 +77,11 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         changed, notes = tracker_changes(before.tracker, after.tracker, device)
         quantities += changed
     reserved, unknown = account_changes(before, after)
-    rest = (*dataflow_quantities(before, after), *reserved)
-    quantities += (q for q in rest if device in (None, q.device))
-    notes += (*dataflow_notes(before, after), *unknown)
+    quantities += (q for q in reserved if device in (None, q.device))
+    notes += unknown
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
         ("a tracker's record", before.tracker is not None, after.tracker is not None),
-        ("a data-flow profile", before.dataflow is not None, after.dataflow is not None),
         ("accounts of devices", bool(before.accounts), bool(after.accounts)),
     ):
         if had != has:
@@ -98,7 +90,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         only = f" ({'; '.join(notes)})" if notes else ""
         raise NothingToCompare(
             f"there is nothing to compare{only}: take both profiles in the same way, of a run "
-            "that compiles, is tracked or simulated, or has a data-flow profile"
+            "that compiles, is tracked or simulated"
         )
     return ProfileDiff(devices, tuple(quantities), tuple(notes))
 

@@ -29,8 +29,7 @@ class Quantity:
 
     Attributes:
         name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
-            ``data-flow peak``, ``reserved`` and ``reserved end`` of
-            the other parts.
+            ``reserved`` and ``reserved end`` of the other parts.
         before, after: bytes.
         views: changes by ``category``, ``module`` and ``node`` (of what was reserved by ``line``,
             of a pool by ``function``), largest change first; in each the changes add up to that

@@ -1,5 +1,5 @@
-"""Growth of the parts that are not compiled code: the tracker's record, the data flow, and all that
-was reserved on a device.
+"""Growth of the parts that are not compiled code: the tracker's record, and all that was reserved
+on a device.
 
 Note [What is compared of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -19,18 +19,9 @@ compared, since 0 would be a guess; a note says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
 
-from memprof.profiler.model import (
-    BEFORE,
-    DataFlowDevice,
-    DataFlowStorage,
-    DeviceAccount,
-    Held,
-    Profile,
-    TrackerRecord,
-)
+from memprof.profiler.model import BEFORE, DeviceAccount, Held, Profile, TrackerRecord
 
 from .diff_model import Quantity, changes, place_of
 
@@ -41,7 +32,9 @@ def tracker_changes(
     """Quantities of each device that both records have, and, in words, those that only one has; see
     Note [What is compared of the tracker]."""
     known = [set(_devices(r)) for r in (before, after)]
-    found, notes = [], list(_empty("a tracker's record", *known))
+    found, notes = [], []
+    if bool(known[0]) != bool(known[1]):
+        notes.append(f"a tracker's record: of no device {'after' if known[0] else 'before'}")
     for name in sorted(set.union(*known)) if all(known) else ():
         if device not in (None, name):
             continue
@@ -53,11 +46,6 @@ def tracker_changes(
             elif old is not None or new is not None:
                 notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
     return found, notes
-
-
-def _empty(part: str, before: Collection[str], after: Collection[str]) -> Iterator[str]:
-    if bool(before) != bool(after):
-        yield f"{part}: of no device {'after' if before else 'before'}"
 
 
 def _devices(record: TrackerRecord) -> Iterator[str]:
@@ -91,57 +79,6 @@ def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
     return found
 
 
-def dataflow_quantities(before: Profile, after: Profile) -> Iterator[Quantity]:
-    """The peak of each device in the data flow of two profiles, by category and place; 0 where one
-    of them has nothing on it."""
-    old, new = _flows(before), _flows(after)
-    for name in {**new, **old} if old and new else ():
-        pair = [found.get(name, DataFlowDevice(name)) for found in (old, new)]
-        a, b = (_categories(d) for d in pair)
-        views = {
-            "category": changes(a, b),
-            "module": changes(*(_summed(d.live, _module) for d in pair)),
-            "node": changes(*(_summed(d.live, _place) for d in pair)),
-        }
-        yield Quantity("data-flow peak", sum(a.values()), sum(b.values()), views, name)
-
-
-def dataflow_notes(before: Profile, after: Profile) -> Iterator[str]:
-    """Yields parts of the data flow that could not be compared, in words."""
-    if before.dataflow is not None and after.dataflow is not None:
-        yield from _empty("a data-flow profile", _flows(before), _flows(after))
-
-
-def _flows(profile: Profile) -> dict[str, DataFlowDevice]:
-    return {d.device: d for d in profile.dataflow.devices} if profile.dataflow else {}
-
-
-def _categories(device: DataFlowDevice) -> Counter[str]:
-    if device.peak is None:
-        return Counter()
-    peak = device.peak
-    return Counter({c.label: n for c, column in device.bytes.items() if (n := column[peak])})
-
-
-_Part = TypeVar("_Part", DataFlowStorage, Held)
-
-
-def _summed(parts: Iterable[_Part], key: Callable[[_Part], str]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for part in parts:
-        found[key(part)] += part.nbytes
-    return found
-
-
-def _module(storage: DataFlowStorage) -> str:
-    return "(unknown)" if storage.module is None else storage.module or "(root)"
-
-
-def _place(storage: DataFlowStorage) -> str:
-    op = (storage.op or "?").removeprefix("aten::")
-    return f"{op} in {_module(storage)} at {place_of(storage.frame)}"
-
-
 def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:
     """Reserved bytes of each device that both profiles have an account of: at the fullest instants
     where both know theirs, and at the ends of sessions where neither does; and, in words, devices
@@ -170,7 +107,9 @@ def _reserved(quantity: str, device: str, old: DeviceAccount, new: DeviceAccount
 
 def _bytes(account: DeviceAccount, key: Callable[[Held], str]) -> Counter[str]:
     """Bytes of all that is reserved on a device: blocks by ``key``, the rest by its name."""
-    found = _summed(account.rows, key)
+    found: Counter[str] = Counter()
+    for row in account.rows:
+        found[key(row)] += row.nbytes
     found["(rounding)"] += account.rounding
     found["(freed, in use by a stream)"] += account.awaiting
     for pool in account.pools:

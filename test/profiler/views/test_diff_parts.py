@@ -1,4 +1,4 @@
-"""``memprof diff`` of what the tracker and the data flow recorded: gates that can fail."""
+"""``memprof diff`` of what the tracker recorded: gates that can fail."""
 
 from __future__ import annotations
 
@@ -17,16 +17,11 @@ from rendering import render_diff
 from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
-    Category,
-    DataFlowColumns,
-    DataFlowDevice,
-    DataFlowStorage,
     DeviceSummary,
     MemorySnapshot,
     OperationSummary,
     Profile,
     RunState,
-    SourceFrame,
     TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
@@ -74,19 +69,6 @@ def tracked() -> Profile:
     ended = TrackerMetadata(end_ns=30, state=RunState.EXIT)
     record = TrackerRecord(ended, snapshots, operation_summary=operations)
     return Profile(tracker=record)
-
-
-def flow(activation: int) -> Profile:
-    frame = SourceFrame("/src/model.py", 3, "forward", "x = f(x)")
-    live = [
-        DataFlowStorage(activation, Category.ACTIVATION, "aten::mm", "l1", frame),
-        DataFlowStorage(4 * MIB, Category.PARAMETER, None, None),
-    ]
-    columns = {
-        Category.ACTIVATION: [0, activation],
-        Category.PARAMETER: [4 * MIB, 4 * MIB],
-    }
-    return Profile(dataflow=DataFlowColumns([DataFlowDevice("cuda:0", [1, 2], columns, 1, live)]))
 
 
 def record_of(profile: Profile) -> TrackerRecord:
@@ -149,30 +131,16 @@ def test_whatever_grew_fails(grown: str, tmp_path: Path) -> None:
     assert invoke(a, a, "--fail-over", "0").exit_code == 0
 
 
-def test_a_peak_of_the_data_flow_fails(tmp_path: Path) -> None:
-    a, b = written(tmp_path, "a.memprof", flow(MIB)), written(tmp_path, "b.memprof", flow(3 * MIB))
-    result = invoke(a, b, "--fail-over", "0")
-    assert result.exit_code == 1
-    assert result.stderr == "Grew by more than 0 B: data-flow peak, cuda:0 by 2.00 MiB\n"
-    assert invoke(b, a, "--fail-over", "0").exit_code == 0
-    (found,) = compare(flow(MIB), flow(3 * MIB)).quantities
-    assert [(view, [c.key for c in found.views[view]]) for view in found.views] == [
-        ("category", ["activation"]),
-        ("module", ["l1"]),
-        ("node", ["mm in l1 at model.py: x = f(x)"]),
-    ]
-
-
 def test_nothing_in_common_cannot_pass(tmp_path: Path) -> None:
     # GIVEN what there is no comparison of
-    a, b = written(tmp_path, "a.memprof", tracked()), written(tmp_path, "b.memprof", flow(MIB))
+    a = written(tmp_path, "a.memprof", tracked())
     empty = written(tmp_path, "c.memprof", Profile())
-    for before, after in ((a, b), (empty, empty), (a, empty)):
+    for before, after in ((empty, empty), (a, empty)):
         result = invoke(before, after, "--fail-over", "5%")
         assert result.exit_code == 2
         assert "there is nothing to compare" in result.stderr
     with pytest.raises(NothingToCompare, match="a tracker's record: only before"):
-        compare(tracked(), flow(MIB))
+        compare(tracked(), Profile())
 
 
 def test_what_one_side_alone_has_is_said(tmp_path: Path) -> None:
@@ -206,12 +174,6 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
         for s in record_of(profile).snapshots:
             s.devices[name] = TrackedDevice(nbytes, 1, nbytes, nbytes, nbytes, highest_bytes=nbytes)
 
-    def dataflow(profile: Profile) -> None:
-        assert profile.dataflow is not None
-        live = [DataFlowStorage(nbytes, Category.ACTIVATION, "aten::mm", "l1", None)]
-        device = DataFlowDevice(name, [1], {Category.ACTIVATION: [nbytes]}, 0, live)
-        profile.dataflow.devices.append(device)
-
     def compiled(profile: Profile) -> None:
         # What the forward saves is on the other device.
         for graph, storage in ((0, "buf0"), (1, "mm")):
@@ -224,7 +186,6 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
 
     return {
         "tracker peak": snapshots,
-        "data-flow peak": dataflow,
         "peak": compiled,
     }
 
@@ -232,7 +193,7 @@ def with_device(name: str) -> dict[str, Callable[[Profile], None]]:
 def everything() -> Profile:
     """All parts, compiled code on one GPU."""
     found = on("cuda:0", training())
-    found.tracker, found.dataflow = tracked().tracker, flow(MIB).dataflow
+    found.tracker = tracked().tracker
     return found
 
 
@@ -289,18 +250,12 @@ def without_snapshots(profile: Profile) -> None:
     record.snapshots, record.operation_summary = [], []
 
 
-def without_flow(profile: Profile) -> None:
-    assert profile.dataflow is not None
-    profile.dataflow.devices.clear()
-
-
 @pytest.mark.parametrize(
     ("change", "note"),
     [
         (without_tracker, "a tracker's record: only before"),
         (without_snapshots, "a tracker's record: of no device after"),
         (without_figure, "tracker reserved, cuda:0: only before"),
-        (without_flow, "a data-flow profile: of no device after"),
     ],
 )
 def test_what_was_not_compared_does_not_pass(
@@ -351,7 +306,6 @@ class TestLook(TestCase):
 
     def test_text(self) -> None:
         before, after = tracked(), tracked()
-        before.dataflow, after.dataflow = flow(MIB).dataflow, flow(2 * MIB).dataflow
         for change in GROWN.values():
             change(after)
         self.assertExpectedInline(
@@ -366,21 +320,5 @@ most allocated, cuda:0          32.0 MiB  33.0 MiB  +1.00 MiB   +3.1 %
 most reserved, cuda:0           40.0 MiB  41.0 MiB  +1.00 MiB   +2.5 %
 most in Python tensors, cuda:0  10.0 MiB  11.0 MiB  +1.00 MiB  +10.0 %
 allocated at the end, cuda:0    20.0 MiB  21.0 MiB  +1.00 MiB   +5.0 %
-peak of the data flow, cuda:0   5.00 MiB  6.00 MiB  +1.00 MiB  +20.0 %
-
-peak of the data flow, cuda:0: what changed, by category
-   change    before     after  category
------------------------------------------
-+1.00 MiB  1.00 MiB  2.00 MiB  activation
-
-peak of the data flow, cuda:0: what changed, by module
-   change    before     after  module
--------------------------------------
-+1.00 MiB  1.00 MiB  2.00 MiB  l1
-
-peak of the data flow, cuda:0: what changed, by node
-   change    before     after  node
--------------------------------------------------------------
-+1.00 MiB  1.00 MiB  2.00 MiB  mm in l1 at model.py: x = f(x)
 """,
         )

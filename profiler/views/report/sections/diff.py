@@ -17,7 +17,6 @@ _TITLES = {
     "tracker reserved": "most reserved",
     "tracker tensors": "most in Python tensors",
     "tracker end": "allocated at the end",
-    "data-flow peak": "peak of the data flow",
     "reserved": "all that was reserved at the peak",
     "reserved end": "all that was reserved in the end",
 }

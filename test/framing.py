@@ -11,7 +11,7 @@ from operator import sub
 from typing import Any
 
 from memprof.profiler.file.frames import Frame, Kind, frames, pack
-from memprof.profiler.file.profile_file import decode_profile, encode_profile
+from memprof.profiler.file.profile_file import decode_profiles, encode_profile, single_profile
 from memprof.profiler.model import SCHEMA_VERSION, Profile
 from memprof.profiler.support.errors import ProfileInvalidError
 
@@ -23,6 +23,11 @@ _ELSEWHERE = {"format", "schema_version", "graphs", "calls", "ledger", "complete
 
 _DEEPEST = 20_000
 """Levels of the deepest document that mutations make; one nested into itself doubles its depth."""
+
+
+def decode_profile(data: bytes, path: str | None = None) -> Profile:
+    """The profile that the content of a file holds."""
+    return single_profile(decode_profiles(data, path), path)
 
 
 def encoded(value: Any) -> bytes:

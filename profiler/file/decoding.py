@@ -3,10 +3,8 @@
 Note [What damage costs]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 Every frame is decoded by the types of the data model as it is read, and later frames count on
-earlier ones. So a profile is read up to its first frame that is damaged, missing, or not what it
+earlier ones. So a file is read up to its first frame that is damaged, missing, or not what it
 should be: what came before is the profile, and one line of ``left_out`` says where it ends and why.
-Other processes of the file go on after a frame that is not what it should be; after damage, where
-nobody knows what follows, none does.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ from memprof.profiler.model import (
     Profile,
 )
 from memprof.profiler.model.limits import LARGEST, Count, Int
-from memprof.profiler.support.errors import (
-    ProfileError,
-    ProfileInvalidError,
-)
+from memprof.profiler.support.errors import ProfileInvalidError
 
 from .frames import Damage, Frame, Kind, frames
 
@@ -87,7 +82,8 @@ def documents(data: bytes, path: str | None) -> list[Document]:
     """Decoded content of a file, a document for each process, in order of their headers.
 
     Raises:
-        ProfileInvalidError: the file begins with something else than a whole frame.
+        ProfileInvalidError: the file begins with something else than a whole frame, or a process
+            of it with a header of another version.
         ProfileUnreadableError: it unpacks to more than may be read.
     """
     found: list[Document] = []
@@ -96,39 +92,37 @@ def documents(data: bytes, path: str | None) -> list[Document]:
     for frame in frames(data, path):
         if isinstance(frame, Damage):
             damage = frame
-            break
-        if frame.kind == Kind.HEADER:
-            # Of the same number are profiles with the same content: each has a header.
-            by_process[frame.process] = Document(path)
-            found.append(by_process[frame.process])
-        if frame.process not in by_process:
+        elif frame.kind != Kind.HEADER and frame.process not in by_process:
             damage = Damage(frame.start, "a frame of a profile whose beginning is missing")
+        else:
+            if frame.kind == Kind.HEADER:
+                # Of the same number are profiles with the same content: each has a header.
+                by_process[frame.process] = Document(path)
+                found.append(by_process[frame.process])
+            try:
+                by_process[frame.process].add(frame)
+            except _BAD as e:
+                damage = Damage(frame.start, f"not what it should be: {e}")
+        if damage is not None:
             break
-        by_process[frame.process].add(frame)
-    if damage is not None and found:
-        found[-1].end(damage)
-    elif damage is not None:
-        raise ProfileInvalidError(
-            path,
-            f"damaged after {damage.start:,} bytes: {damage.problem}, and no whole frame comes "
-            "before; copy it again or take the profile again",
-        )
-    elif not found:
-        raise ProfileInvalidError(
-            path,
-            f"truncated: not one whole frame in {len(data):,} bytes; copy it again or take the "
-            "profile again",
-        )
+    if not found:
+        problem = f"truncated: not one whole frame in {len(data):,} bytes"
+        if damage is not None:
+            problem = f"damaged after {damage.start:,} bytes: {damage.problem}, and no whole frame "
+            problem += "comes before"
+        raise ProfileInvalidError(path, f"{problem}; copy it again or take the profile again")
+    if damage is not None:
+        reason = f"what comes after {damage.start:,} bytes: {damage.problem}"
+        found[-1].left_out.append(reason[:_LONGEST])
     return found
 
 
 class Document:
-    """Content of one process's frames: ``left_out`` says where it ends early, and ``refused`` why
-    nothing of it was read. The latest ``keep_calls`` calls of the log are kept, by default all."""
+    """Content of one process's frames: ``left_out`` says where it ends early. The latest
+    ``keep_calls`` calls of the log are kept, by default all."""
 
     def __init__(self, path: str | None, keep_calls: int | None = None) -> None:
         self.left_out: list[str] = []
-        self.refused: ProfileError | None = None
         self._path = path
         self._keep_calls = keep_calls
         self._fields: dict[str, Any] = {}
@@ -141,23 +135,16 @@ class Document:
         self._complete = False
         self._next = 0
 
-    def end(self, damage: Damage) -> None:
-        """Note that nothing is read from a place on."""
-        reason = f"what comes after {damage.start:,} bytes: {damage.problem}"
-        self.left_out.append(reason[:_LONGEST])
-
     def add(self, frame: Frame) -> None:
-        """Add the next frame, unless the profile has ended before it."""
-        if self.refused is not None or self.left_out:
-            return
-        try:
-            if frame.number != self._next:
-                raise ValueError(f"frame {frame.number} where frame {self._next} should be")
-            self._apply(frame)
-        except ProfileError as e:
-            self.refused = e  # of other processes the file can have readable ones
-        except _BAD as e:
-            self.end(Damage(frame.start, f"not what it should be: {e}"))
+        """Add the next frame.
+
+        Raises:
+            ProfileInvalidError: it is a header of another format or version.
+            ValueError, msgspec.DecodeError, RecursionError: it is not what it should be.
+        """
+        if frame.number != self._next:
+            raise ValueError(f"frame {frame.number} where frame {self._next} should be")
+        self._apply(frame)
         self._next += 1
 
     def _apply(self, frame: Frame) -> None:
@@ -247,10 +234,8 @@ class Document:
         """The profile as far as it is known; frames that are added later do not change it.
 
         Raises:
-            ProfileError: ``refused``.
+            ProfileInvalidError: an account of it does not add up.
         """
-        if self.refused is not None:
-            raise self.refused
         graphs = [
             GraphRecord(
                 **{"calls": self._counts[id], **fields},

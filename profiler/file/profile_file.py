@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -29,55 +28,14 @@ from .reading import read_file
 StrPath = str | os.PathLike[str]
 
 _GZIP = b"\x1f\x8b"
-_JSON = re.compile(
-    rb'\s*\{\s*"format"\s*:\s*"memprof-(?:profile|stream|tracker)"'
-    rb'(?:\s*,\s*"schema_version"\s*:\s*(\d+))?'
-)
-"""First bytes of files of memprof 0.1.0, unpacked, and of ``memprof export -f json``."""
-_BEGIN = 4096
-"""Number of first bytes by which a file without frames is recognized."""
-_OTHERS = (
-    (
-        rb'\A\s*(?:\{\s*"(?:schemaVersion|traceEvents|displayTimeUnit)"|\[\s*\{\s*"(?:ph|name|cat)")',
-        "a trace for Chrome's tracer or Perfetto, which shows it; of a run of torch.profiler "
-        "memprof reads the memory in Python, where it was made: session.add_dataflow(prof), "
-        "docs/dataflow.md",
-    ),
-    (
-        rb"\A\s*(?i:<!doctype html|<html)",
-        "a page: open it in a browser, or give the profile that it was made of",
-    ),
-    (
-        rb"\APK\x03\x04",
-        "an archive, such as torch.save writes: give a profile",
-    ),
-    (
-        rb"\A\x80",
-        "a pickle: pytorch.org/memory_viz shows a snapshot of torch's allocator; memprof names the "
-        "same bytes with memprof.profile(PATH, eager=True)",
-    ),
-    (
-        rb"\A#!|(?m:^import [\w.]+(?: as \w+)?$|^from [\w.]+ import )",
-        "a program: memprof run FILE makes a profile of its run, and so does "
-        "`with memprof.profile(PATH)` in it",
-    ),
-)
-"""First bytes of other files that people take for profiles, and advice on each in words."""
+_JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"memprof-')
+"""First bytes of ``memprof export -f json``, and of files of memprof 0.1.0."""
 _LOGGED = 5
 """Most lines of ``Profile.left_out`` that are logged."""
 
 _WAY_OUT = "say whose is meant (on the command line --rank), or use `read_profiles`"
 
 log = logging.getLogger("memprof")
-
-
-def decode_profile(data: bytes, path: StrPath | None = None) -> Profile:
-    """The profile that the content of a file holds.
-
-    Raises:
-        ProfileError: it holds several; others as ``decode_profiles``.
-    """
-    return single_profile(decode_profiles(data, path), path)
 
 
 def single_profile(
@@ -106,25 +64,22 @@ def decode_profiles(data: bytes, path: StrPath | None = None) -> list[Profile]:
     """
     name = None if path is None else os.fspath(path)
     _check_kind(data, name)
-    # One of which nothing can be used costs the others nothing.
     found: list[Profile] = []
-    failed: list[errors.ProfileError] = []
+    unusable: list[str] = []
     for document in documents(data, name):
-        try:
-            profile = document.profile()
-            rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
-            if document.left_out and not any((profile.graphs, profile.calls, *rest)):
-                raise errors.ProfileInvalidError(
-                    name,
-                    f"not a valid profile, and nothing of it can be used: not read is "
-                    f"{document.left_out[0]}; see docs/profile-format.md",
-                )
+        profile = document.profile()
+        rest = (profile.tracker, profile.dataflow, profile.accounts, profile.graph_pools)
+        if document.left_out and not any((profile.graphs, profile.calls, *rest)):
+            unusable = document.left_out
+        else:
             found.append(profile)
-        except errors.ProfileInvalidError as e:
-            failed.append(e)
     if not found:
-        raise failed[0]
-    found[0].left_out += [f"the profile of another process: {e}" for e in failed]
+        raise errors.ProfileInvalidError(
+            name,
+            f"not a valid profile, and nothing of it can be used: not read is {unusable[0]}; see "
+            "docs/profile-format.md",
+        )
+    found[-1].left_out += unusable
     return found
 
 
@@ -135,30 +90,15 @@ def _check_kind(data: bytes, name: str | None) -> None:
         raise errors.ProfileInvalidError(
             name, "truncated: the file is empty; copy it again or take the profile again"
         )
-    begin = data[:_BEGIN]
+    what = f"a profile begins with the bytes {MAGIC!r}"
     if data.startswith(_GZIP):
-        try:
-            begin = zlib.decompressobj(wbits=31).decompress(data[:4096], _BEGIN)
-        except zlib.error:
-            begin = b""
-    if begin.startswith(MAGIC):
-        raise errors.ProfileInvalidError(name, "a profile packed by gzip: unpack it first (gunzip)")
-    json = _JSON.match(begin)
-    if json is not None and json[1] == str(SCHEMA_VERSION).encode():
-        raise errors.ProfileInvalidError(
-            name,
-            "JSON of a profile, which `memprof export -f json` makes for other programs: give the "
-            "profile that it was made of",
+        what = "it is packed by gzip: unpack it (gunzip)"
+    elif _JSON.match(data):
+        what = (
+            "JSON that `memprof export -f json` makes for other programs, or a file of memprof "
+            "0.1.0: give the .memprof file of the run, or take the profile again"
         )
-    if json is not None:
-        raise errors.ProfileInvalidError(
-            name,
-            "written by memprof 0.1.0, whose files this memprof does not read: take the profile "
-            "again, or read it with memprof 0.1.0",
-        )
-    matches = (description for pattern, description in _OTHERS if re.search(pattern, begin))
-    description = next(matches, f"a profile begins with the bytes {MAGIC!r}")
-    raise errors.ProfileInvalidError(name, f"not a memprof profile: {description}")
+    raise errors.ProfileInvalidError(name, f"not a memprof profile: {what}")
 
 
 def read_profile(path: StrPath) -> Profile:
@@ -182,12 +122,7 @@ def read_profiles(path: StrPath) -> list[Profile]:
     Raises:
         ProfileError: as ``read_profile``, but that several are none.
     """
-    return profiles_of(read_file(path), path)
-
-
-def profiles_of(data: bytes, path: StrPath) -> list[Profile]:
-    """``read_profiles`` of a file whose content has been read."""
-    profiles = decode_profiles(data, path)
+    profiles = decode_profiles(read_file(path), path)
     for profile in profiles:
         for line in profile.left_out[:_LOGGED]:
             log.warning("%s", visible(f"{os.fspath(path)}: not read: {line}"))

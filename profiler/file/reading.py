@@ -63,15 +63,10 @@ def read_from(
             limit = _limit(path)
             if found.st_size - begin > limit:
                 raise too_large(path, f"it has {found.st_size - begin:,} bytes,", limit)
-            # What it has, and not the limit: a buffer for that may be more than there is memory.
-            data = opened.read(found.st_size - begin + 1)
-            if len(data) > found.st_size - begin:  # It grows.
-                data += opened.read(-1 if limit == float("inf") else int(limit) + 1 - len(data))
+            # What comes while it is read is not read.
+            return opened.read(found.st_size - begin), begin, now
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
         raise ProfileUnreadableError(path, f"cannot read it: {why(e, 'check the path')}") from e
-    if len(data) > limit:
-        raise too_large(path, "it grows, and has", limit)
-    return data, begin, now
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import os
@@ -217,14 +216,8 @@ def test_schema() -> None:
         (b"", "the file is empty"),
         (encode_profile(training())[:40], "truncated"),
         (b"hello", "not a memprof profile"),
-        (b'{"traceEvents":[]}', "add_dataflow"),
-        (b'{\n  "schemaVersion": 1,\n  "deviceProperties": [', "add_dataflow"),
-        (gzip.compress(b'[\n{"ph": "X", "cat": "cpu_op"', mtime=0), "add_dataflow"),
-        (b"# A model.\n\nimport torch\n", "a program: memprof run FILE makes a profile"),
-        (b"PK\x03\x04\x00\x00checkpoint/data.pkl", "an archive, such as torch.save writes"),
-        (b"<!doctype html>\n<html>", "a page: open it in a browser"),
-        (b"An import of text\nfrom nowhere", "a profile begins with the bytes"),
-        (b'{"format":"memprof-profile","schema_version":1}', "written by memprof 0.1.0"),
+        (b'{"traceEvents":[]}', "a profile begins with the bytes"),
+        (b'{"format":"memprof-profile","schema_version":1}', "a file of memprof 0.1.0"),
         (packed([header(7)]), "7"),
         (packed([header("x\x1b[31my\nz")]), "Expected `int`, got `str` - at `$.schema_version`"),
         (packed([header(format="x\x1b[31my\nz")]), r"'x\x1b[31my\nz'"),
@@ -321,8 +314,6 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
         (["top", path, "--interval", "inf"], "inf is not in the range"),
         (["reprot", path], "No such command 'reprot'. Did you mean 'report'?"),
         (["export", path, path, "-f", "json", "-o", out], "-f memprof puts several into one"),
-        (["export", path, "-f", "json", "--calls", "1:2", "-o", out], "json has all calls"),
-        (["export", path, "-f", "memprof", "--device", "cpu", "-o", out], "chooses nothing"),
         (["gantt", path], "memprof gantt is now: memprof report FILE -o PAGE"),
         (["xyz", path], "No such command 'xyz'.\n"),
     ):
@@ -414,8 +405,7 @@ def test_a_device_that_only_the_tracker_or_the_data_flow_knows(tmp_path: Path) -
             ["report", path],
             ["report", path, "--json"],
             ["report", path, "-o", out],
-            ["diff", path, path],
-            *(["export", path, "-f", f, "-o", out] for f in ("perfetto", "json")),
+            *([["diff", path, path]] if profile is tracked else []),
         ):
             assert invoke(*args, "--device", "cuda:0").exit_code == 0, args
             refused = invoke(*args, "--device", "cuda:1")

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framing import findings, framed, header, packed, records_of
+from framing import decode_profile, findings, framed, header, packed, records_of
 from profile_builder import training
 from rendering import render_text
 
 from memprof.profiler import model
 from memprof.profiler.file import reading
 from memprof.profiler.file.profile_file import (
-    decode_profile,
     encode_profile,
     profile_schema,
     read_profile,
@@ -143,9 +142,6 @@ def test_truncated_before_the_first_frame_ends(tmp_path: Path, nbytes: int) -> N
         b"not json",
         b"\x7fELF\x02",
         b"[" * 100_000,
-        gzip.compress(b"hello", mtime=0),
-        gzip.compress(b"x" * 9_000, mtime=0)[:30],
-        b"\x1f\x8bx",
     ],
 )
 def test_foreign(data: bytes) -> None:
@@ -154,34 +150,19 @@ def test_foreign(data: bytes) -> None:
     assert str(e.value).startswith("some/file: not a memprof profile: a profile begins with ")
 
 
-@pytest.mark.parametrize("format", ["memprof-profile", "memprof-stream"])
-@pytest.mark.parametrize("pack", [lambda data: data, gzip.compress])
-def test_files_of_memprof_0_1_0_are_refused_by_name(
-    format: str, pack: Callable[[bytes], bytes]
-) -> None:
-    old = b'{"format":"%s","schema_version":1,"memprof":"0.1.0"}' % format.encode()
-    for text in (old, json.dumps(json.loads(old), indent=2).encode()):
-        with pytest.raises(ProfileInvalidError, match=r"by memprof 0\.1\.0.*take the profile"):
-            decode_profile(pack(text), "p")
-
-
 @pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("pack", [lambda data: data, gzip.compress])
-def test_json_that_was_exported_is_refused_as_such(
-    tmp_path: Path, pack: Callable[[bytes], bytes], indent: int | None
-) -> None:
+def test_json_of_a_profile_is_refused_as_such(tmp_path: Path, indent: int | None) -> None:
     # GIVEN what `memprof export -f json` writes, as it is or as another program lays it out
-    export_profile([training()], "json", tmp_path / "p.json", ["cpu"])
+    export_profile([training()], "json", tmp_path / "p.json")
     text = (tmp_path / "p.json").read_bytes()
     if indent is not None:
         text = json.dumps(json.loads(text), indent=indent).encode()
-    # THEN it is not taken for a file of another version
-    with pytest.raises(ProfileInvalidError, match=r"`memprof export -f json` makes.*made of"):
-        decode_profile(pack(text), "p")
+    with pytest.raises(ProfileInvalidError, match=r"`memprof export -f json` makes.*0\.1\.0"):
+        decode_profile(text, "p")
 
 
 def test_a_profile_in_gzip_is_refused_as_such() -> None:
-    with pytest.raises(ProfileInvalidError, match="unpack it first"):
+    with pytest.raises(ProfileInvalidError, match="unpack it"):
         decode_profile(gzip.compress(encode_profile(training())), "p")
 
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from framing import broken, header, packed, records_of, split
+from framing import broken, decode_profile, header, packed, records_of, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, forward, training
@@ -18,7 +18,6 @@ from memprof.profiler.file.decoding import Document
 from memprof.profiler.file.encoding import ProfileEncoder
 from memprof.profiler.file.frames import MAGIC, Frame, Kind, frames
 from memprof.profiler.file.profile_file import (
-    decode_profile,
     decode_profiles,
     encode_profile,
     read_profile,
@@ -385,21 +384,12 @@ def test_a_strange_frame_ends_what_is_read(kind: Kind, payload: bytes) -> None:
     assert line.startswith(f"what comes after {len(more(kind)):,} bytes: not what it should be")
     found.left_out.clear()
     assert found == training()
-    # AND another process of the file goes on
-    assert decode_profiles(more(kind, payload) + encode_profile(steady(9)))[1] == steady(9)
-
-
-@pytest.mark.parametrize("version", [5, "one", None, [[]]])
-def test_a_profile_of_another_version_costs_the_others_nothing(version: object) -> None:
-    ours = encode_profile(training())
-    theirs = packed([header(version), (Kind.FIELDS, b'{"torch":"theirs"}')])
-    for data in (ours + theirs + ours, theirs + ours + ours):
-        one, two = decode_profiles(data)
-        (line,) = one.left_out
-        assert line.startswith("the profile of another process: ")
-        assert "schema" in line or "header" in line
-        one.left_out.clear()
-        assert one == two == training()
+    # AND where it is all of a process, those before it lose nothing
+    before = encode_profile(steady(9))
+    (found,) = decode_profiles(before + packed([header(), (kind, payload)]))
+    assert len(found.left_out) == 1
+    found.left_out.clear()
+    assert found == steady(9)
 
 
 def test_what_is_of_another_type_is_named_by_its_path() -> None:

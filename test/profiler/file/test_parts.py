@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from framing import framed
+from framing import decode_profile, framed
 from profile_builder import MIB, training
 from rendering import render_text
 
-from memprof.profiler.file.profile_file import decode_profile, encode_profile, profile_schema
+from memprof.profiler.file.profile_file import encode_profile, profile_schema
 from memprof.profiler.live.out_of_memory import out_of_memory, times_out_of_memory
 from memprof.profiler.model import (
     Lane,
@@ -126,8 +126,8 @@ def test_every_report_says_what_was_left_out() -> None:
     assert "left out, since the file is damaged: 12 parts" in text
     assert "    part 9: a reason - at `$.x[9]`\n    2 more: report --json\n" in text
     assert summarize(profile).figures()["left_out"] == profile.left_out
-    (left_out, *_) = report_payload(profile)["header"]["parts"]
-    assert [row[0] for row in left_out["tables"][0]["rows"]] == profile.left_out
+    left_out = report_payload(profile)["header"].parts[0]
+    assert [row[0] for row in left_out.tables[0].rows] == profile.left_out
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
     assert compare_ranks([profile, other]).warnings[1] == (
         "rank 2: left out: part 0: a reason - at `$.x[0]` and 11 parts more"
@@ -166,8 +166,8 @@ def test_every_report_says_that_memory_ran_out() -> None:
         "the process · tracker · RuntimeError: DefaultCPUAllocator: can't allocate memory"
     ) in text
     assert json.loads(to_json(summary))["out_of_memory"][1]["what"] == "the end of the process"
-    (failed,) = report_payload(profile)["header"]["parts"]
-    assert [row[0] for row in failed["tables"][0]["rows"]] == [3, 1]
+    failed = report_payload(profile)["header"].parts[1]
+    assert [row[0] for row in failed.tables[0].rows] == [3, 1]
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
     # Of one failure several can know; that of the ledger alone happened three times.
     (warning,) = [w for w in compare_ranks([profile, other]).warnings if "out of memory" in w]

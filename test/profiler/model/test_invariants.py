@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from framing import decode_profile
 from hypothesis import given, settings
 from rendering import render_text
 
-from memprof.profiler.file.profile_file import decode_profile, decode_profiles, encode_profile
+from memprof.profiler.file.profile_file import decode_profiles, encode_profile
 from memprof.profiler.live.attribution import View
 from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import Profile
@@ -28,10 +29,11 @@ def test_every_view_of_a_profile_has_the_same_bytes(profile: Profile) -> None:
         assert view.attributed + view.unattributed == view.total == peak
     modules = (p for p in summary.views[View.MODULE].parts if not p.key.startswith("("))
     assert summary.modules.nbytes == sum(part.nbytes for part in modules)
-    for device in report_payload(profile)["devices"]:
-        highest = device["peak"][2] if device["peak"] else 0
-        assert highest == summary.device_peaks[device["device"]]
-        over_time = Timeline(profile, device["device"]).bytes_over_time()
+    for device, nbytes in summary.device_peaks.items():
+        found = report_payload(profile, device)["device"]["peak"]
+        highest = found[2] if found else 0
+        assert highest == nbytes
+        over_time = Timeline(profile, device).bytes_over_time()
         assert max(over_time.peak, default=0) == highest
         assert min((*over_time.entry, *over_time.exit, *over_time.between), default=0) >= 0
     for style in (Style(), Style(top=1, width=1, exact=True, ascii_only=True)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from framing import findings
+from framing import decode_profile, findings
 from rendering import render_graph_pools
 
-from memprof.profiler.file.profile_file import decode_profile, encode_profile
+from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.live.graph_pools import left_behind, numbers
 from memprof.profiler.model import (
     Category,

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from framing import framed
+from framing import decode_profile, framed
 
 from memprof.profiler.file.profile_file import (
-    decode_profile,
     encode_profile,
     profile_schema,
     read_profile,

@@ -14,26 +14,27 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from memprof.other_memprof import REPAIR, other_memprof
 from memprof.profiler.support.host import UNKNOWN_VERSION, installed_version
-from memprof.profiler.views.report.page import PLAIN, Style, style_of
+from memprof.profiler.views.report import columns as col
+from memprof.profiler.views.report.page import style_of
+from memprof.profiler.views.report.section import EVERY, Note, Section, Table
+from memprof.profiler.views.report.text import render
 
 from . import _torch_compat
-from ._common import json_option, print_json, print_text, says_that_it_works
+from ._common import json_option, print_json, print_text
 
 
 @click.command()
 @json_option
-@says_that_it_works
 def doctor(as_json: bool) -> None:
     """Say what is installed here, what works and what does not.
 
@@ -43,7 +44,7 @@ def doctor(as_json: bool) -> None:
     if as_json:
         print_json(diagnosis)
     else:
-        print_text(render_doctor(diagnosis, style_of(sys.stdout)))
+        print_text(render(in_words(diagnosis), style_of(sys.stdout)))
     if not diagnosis.works:
         raise SystemExit(1)
 
@@ -54,18 +55,13 @@ TORCH_NEWEST = (2, 15)
 
 COMPILE_TIMEOUT_S = 20
 
-
-class Status(str, Enum):
-    """Outcome of a probe; WARN: works with limits, or is not needed here."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
+Status = Literal["ok", "warn", "fail"]
+"""Outcome of a probe; ``warn``: works with limits, or is not needed here."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Describes what one probe found, in words, and what to do about it, "" for nothing."""
+    """Result of one probe in words, and what to do about it, "" for nothing."""
 
     name: str
     status: Status
@@ -110,9 +106,9 @@ def examine() -> Diagnosis:
     }
     for name, probe in {**environment, **features}.items():
         found[name] = _probe(name, probe)
-    works = all(found[n].status is not Status.FAIL for n in ("torch", "entry point"))
+    works = all(found[n].status != "fail" for n in ("torch", "entry point"))
     code = [found[f"Inductor code for {kind}"].status for kind in ("CPU", "GPU")]
-    works = works and Status.OK in code
+    works = works and "ok" in code
     return Diagnosis(
         works,
         [found[name] for name in environment],
@@ -123,49 +119,43 @@ def examine() -> Diagnosis:
 
 def _next(works: bool, found: dict[str, ProbeResult]) -> str:
     """The one command that leads on from here."""
-    simulates = found["memprof simulate"].status is Status.OK
-    if simulates and found["Inductor code for GPU"].status is not Status.OK:
+    simulates = found["memprof simulate"].status == "ok"
+    if simulates and found["Inductor code for GPU"].status != "ok":
         return "memprof simulate --gpu h100-80gb -- python train.py"
     if works:
         return "memprof run train.py"
-    failures = (f for f in found.values() if f.status is Status.FAIL and f.advice)
+    failures = (f for f in found.values() if f.status == "fail" and f.advice)
     return next((f"{f.advice} ({f.name})" for f in failures), "memprof report FILE")
 
 
-def render_doctor(diagnosis: Diagnosis, style: Style = PLAIN) -> str:
-    codes = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31"}
-    label = max(len(f.name) for f in (*diagnosis.environment, *diagnosis.features)) + 2
-    out: list[str] = []
-    sections = (("This machine", diagnosis.environment), ("What works here", diagnosis.features))
-    for title, findings in sections:
-        out += ["", title] if out else [title]
-        for f in findings:
-            mark = f"{f.status.value:<4}"
-            if style.color:
-                mark = f"\x1b[{codes[f.status]}m{mark}\x1b[0m"
-            text = f.detail + (f" -> {f.advice}" if f.advice else "")
-            indent = " " * (8 + label)
-            lines = textwrap.wrap(text, max(style.width - len(indent), 30), break_on_hyphens=False)
-            out.append(f"  {mark}  {f.name:<{label}}{lines[0] if lines else ''}")
-            out += [indent + line for line in lines[1:]]
-    works = ", ".join(f.name for f in diagnosis.features if f.status is Status.OK)
-    rest = f"These work: {works}." if works else ""
-    message = f"memprof does not work here as a backend: see `fail`. {rest}"
-    out += ["", *textwrap.wrap("memprof works here." if diagnosis.works else message, style.width)]
-    out.append(f"Next: {diagnosis.next}")
-    return "\n".join(line.rstrip() for line in out) + "\n"
+def in_words(diagnosis: Diagnosis) -> Iterator[Section]:
+    columns = (col.Text("status"), col.Text("what"), col.Text("found", fold=True))
+    for title, findings in (
+        ("This machine", diagnosis.environment),
+        ("What works here", diagnosis.features),
+    ):
+        rows = [
+            (f.status, f.name, f"{f.detail} -> {f.advice}" if f.advice else f.detail)
+            for f in findings
+        ]
+        yield Section("", title, tables=(Table(columns, rows, least=EVERY),))
+    works = ", ".join(f.name for f in diagnosis.features if f.status == "ok")
+    message = "memprof works here."
+    if not diagnosis.works:
+        message = f"memprof does not work here as a backend: see `fail`. These work: {works}."
+    yield Section("", "", (Note(message), Note(f"Next: {diagnosis.next}")))
 
 
 def _probe(name: str, probe: Callable[[], str]) -> ProbeResult:
     try:
-        return ProbeResult(name, Status.OK, probe())
+        return ProbeResult(name, "ok", probe())
     except _Problem as e:
         return ProbeResult(name, *e.args)
     except Exception as e:
         if isinstance(e, ImportError) and name != "torch":
-            return ProbeResult(name, Status.FAIL, "needs torch")  # whose own finding says why
+            return ProbeResult(name, "fail", "needs torch")  # whose own finding says why
         text = " ".join(str(e).split())
-        return ProbeResult(name, Status.FAIL, f"{type(e).__name__}: {text[:300]}")
+        return ProbeResult(name, "fail", f"{type(e).__name__}: {text[:300]}")
 
 
 # The environment
@@ -173,15 +163,15 @@ def _probe(name: str, probe: Callable[[], str]) -> ProbeResult:
 
 def _memprof() -> str:
     if other := other_memprof():
-        raise _Problem(Status.FAIL, other, REPAIR)
+        raise _Problem("fail", other, REPAIR)
     if (found := installed_version()) == UNKNOWN_VERSION:
-        raise _Problem(Status.WARN, "not installed, imported from a folder", "pip install .")
+        raise _Problem("warn", "not installed, imported from a folder", "pip install .")
     return found
 
 
 def _torch() -> str:
     if importlib.util.find_spec("torch") is None:
-        raise _Problem(Status.FAIL, "not installed", "pip install torch")
+        raise _Problem("fail", "not installed", "pip install torch")
     import torch
 
     found = f"{torch.__version__}"
@@ -189,10 +179,10 @@ def _torch() -> str:
     release = (int(match[1]), int(match[2])) if match else TORCH_NEWEST
     supported = " to ".join(f"{a}.{b}" for a, b in (TORCH_OLDEST, TORCH_NEWEST))
     if release < TORCH_OLDEST:
-        raise _Problem(Status.FAIL, f"{found}; supported: {supported}", "upgrade torch")
+        raise _Problem("fail", f"{found}; supported: {supported}", "upgrade torch")
     if release > TORCH_NEWEST:
         raise _Problem(
-            Status.WARN,
+            "warn",
             f"{found} is newer than what memprof is tested with ({supported})",
             "if graphs run unobserved, the ledger of a report says why; upgrade memprof",
         )
@@ -203,7 +193,7 @@ def _triton() -> str:
     for name in ("triton", "pytorch-triton", "triton-windows"):
         with contextlib.suppress(PackageNotFoundError):
             return version(name)
-    raise _Problem(Status.WARN, "not installed; only code for GPUs needs it")
+    raise _Problem("warn", "not installed; only code for GPUs needs it")
 
 
 def _devices() -> str:
@@ -217,7 +207,7 @@ def _compiler() -> str:
     if problem is None:
         return f"{compiler} compiles (C++17, Python.h, OpenMP)"
     advice = "install g++ or clang, the python3-dev package of this Python, and OpenMP"
-    raise _Problem(Status.FAIL, f"{compiler} does not compile: {problem}", advice)
+    raise _Problem("fail", f"{compiler} does not compile: {problem}", advice)
 
 
 def _compile(compiler: str) -> str | None:
@@ -245,15 +235,11 @@ def _entry_point() -> str:
     found = list(entry_points(group="torch_dynamo_backends", name="memprof"))
     if not found:
         raise _Problem(
-            Status.FAIL,
+            "fail",
             'torch.compile(backend="memprof") would not find memprof: no entry point',
             "install memprof with pip; a folder on PYTHONPATH is not enough",
         )
-    target = found[0].value
-    module = target.partition(":")[0]
-    if importlib.util.find_spec(module) is None:
-        raise _Problem(Status.FAIL, f"{target}: there is no module {module}", "reinstall memprof")
-    return target
+    return found[0].value
 
 
 # What works
@@ -261,14 +247,14 @@ def _entry_point() -> str:
 
 def _need(found: dict[str, ProbeResult], *names: str) -> None:
     for name in names:
-        if found[name].status is Status.FAIL:
-            raise _Problem(Status.FAIL, f"needs {name}")
+        if found[name].status == "fail":
+            raise _Problem("fail", f"needs {name}")
 
 
 def _backend(found: dict[str, ProbeResult]) -> str:
     _need(found, "torch", "entry point")
     if "memprof" not in _torch_compat.backend_names():
-        raise _Problem(Status.FAIL, "torch does not list the backend")
+        raise _Problem("fail", "torch does not list the backend")
     return "torch lists the backend"
 
 
@@ -280,15 +266,15 @@ def _cpu_code(found: dict[str, ProbeResult]) -> str:
 def _gpu_code(found: dict[str, ProbeResult]) -> str:
     devices = _torch_compat.accelerators()
     if not devices:
-        raise _Problem(Status.WARN, "no accelerator here")
-    if found["triton"].status is not Status.OK:
-        raise _Problem(Status.FAIL, f"{devices[0]} needs triton, which is not installed")
+        raise _Problem("warn", "no accelerator here")
+    if found["triton"].status != "ok":
+        raise _Problem("fail", f"{devices[0]} needs triton, which is not installed")
     return f"triton for {devices[0]}"
 
 
 def _cuda_graphs() -> str:
     if reason := _torch_compat.why_no_cuda_graphs():
-        raise _Problem(Status.WARN, f"no: {reason}")
+        raise _Problem("warn", f"no: {reason}")
     from memprof.cudagraph_trees.replay import native
 
     return f"torch can record and replay; native code for replays: {native.state()}"
@@ -305,6 +291,6 @@ def _simulation() -> str:
     except SimulationError as e:
         message, _, commands = str(e).partition("\n")
         raise _Problem(
-            Status.WARN, f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()
+            "warn", f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()
         ) from e
     return f"torch {torch.version} can run on a simulated device"

@@ -2,8 +2,7 @@
 live view.
 
 The job pays nothing for being looked at. What is shown is as old as the last that it wrote (a
-session writes every 5 s, a tracker with each snapshot). Who looks reads what is new and works on
-the latest calls.
+session writes every 5 s, a tracker with each snapshot).
 
 Note [What a file says of its writer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -18,101 +17,97 @@ from __future__ import annotations
 import os
 import platform
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field
+from enum import Enum
 
 from .file.decoding import Document
-from .file.frames import Frame, frames, may_begin
+from .file.frames import Frame, Kind, frames, may_begin
 from .file.reading import read_from
-from .live.attribution import Attribution, View
-from .live.devices import main_device, timelines
 from .live.growth import growth
-from .model import DeviceTotals, GraphKind, Process, Profile
-from .model.running_job import Present, Writer
+from .model import DeviceTotals, Growth, Process, Profile
 from .support import writing
-from .support.errors import ProfileError, ProfileInvalidError
-from .views.advice import advise
+from .support.errors import ProfileInvalidError
 
 KEEP_CALLS = 100_000
 """Latest calls of the log that a view of the present looks at."""
-
-
+STALLED_NS = 60_000_000_000
+"""Time in ns without anything new in its file after which a job is said to do nothing."""
 _RATE_NS = 60_000_000_000
 """Time in ns over which steps are counted for the rate."""
 _LEAST = 3
 """Least steps for a rate."""
-_FINDINGS = 3
-_CPU = "resident (host)"
+_HOST = "host"
+"""Name of the row for the resident memory of the process."""
+
+
+class Writer(str, Enum):
+    """State of the process that writes a profile file."""
+
+    ALIVE = "alive"
+    ENDED = "ended"
+    """The session came to its end."""
+    DIED = "died"
+    """The file has no end, and no process writes it any more."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """One process, as far as its file tells.
+
+    Attributes:
+        age_ns: how long ago the latest was written, None if not known.
+        rate: calls a second, in the last minute of the log, of the graph that was called last: a
+            step calls each once. None without three of them.
+        devices: by the allocators' counters; the process's resident bytes last.
+        grows: what is held across steps and grows.
+    """
+
+    path: str
+    writer: Writer
+    age_ns: int | None = None
+    rate: float | None = None
+    devices: list[DeviceTotals] = field(default_factory=list)
+    grows: list[Growth] = field(default_factory=list)
+
+    @property
+    def stalled(self) -> bool:
+        running = self.writer in (Writer.ALIVE, Writer.UNKNOWN)
+        return running and self.age_ns is not None and self.age_ns > STALLED_NS
 
 
 class JobFile:
-    """One profile file that may grow, looked at again and again."""
+    """One profile file that may grow, looked at again and again: what is new is read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._first: dict[str, int] = {}
-        self._forget()
-
-    def _forget(self) -> None:
         self._file: tuple[int, int] | None = None
-        self._read = self._process = 0
+        self._read = 0
         self._document: Document | None = None
-        self._profile: Profile | None = None
-        self._made: Present | None = None
 
     def profile(self) -> Profile:
-        """The profile as far as it is in the file. The same object as long as nothing is new.
+        """The profile as far as it is in the file; of several, the one that began last.
 
         Raises:
-            ProfileError: the file cannot be read, holds no profile, or profiles of several
-                processes.
+            ProfileError: the file cannot be read, or holds no profile.
         """
-        new = self._new()
-        if any(f.process != self._process for f in new) and self._document is not None:
-            # Another job writes to the same name: it has begun anew.
-            self._forget()
-            new = self._new()
-        for frame in new:
-            if self._document is None:
-                self._process = frame.process
+        data, begin, self._file = read_from(self.path, self._read, self._file)
+        if begin and not may_begin(data):
+            # Written anew, as a tracker's is.
+            data, begin, self._file = read_from(self.path, 0, None)
+        if not begin:
+            self._document, self._read = None, 0
+        for frame in frames(data, self.path):
+            if not isinstance(frame, Frame):
+                break
+            if frame.kind == Kind.HEADER:
                 self._document = Document(self.path, KEEP_CALLS)
-            elif frame.process != self._process:
-                raise ProfileError(
-                    self.path,
-                    "it holds several profiles, of jobs that have ended",
-                )
-            self._document.add(frame)
-            self._profile = self._made = None
+            if self._document is not None:
+                self._document.add(frame)
+            self._read = begin + frame.end
         if self._document is None:
             raise ProfileInvalidError(self.path, "not a memprof profile, or not one yet")
-        if self._profile is None:
-            self._profile = self._document.profile()
-        return self._profile
-
-    def _new(self) -> list[Frame]:
-        """Whole frames that are new since the last call; all frames if the file was replaced."""
-        data, begin, file = read_from(self.path, self._read, self._file)
-        if file != self._file or begin < self._read or (begin and not may_begin(data)):
-            # Written anew, as a tracker's is.
-            self._forget()
-            data, begin, self._file = read_from(self.path, 0, None)
-        found = [frame for frame in frames(data, self.path) if isinstance(frame, Frame)]
-        end = found[-1].end if found else 0
-        # What begins no frame becomes none: looked at again, it would be a file written anew.
-        self._read = begin + (end if may_begin(data, end) else len(data))
-        return found
-
-    def writer(self) -> Writer:
-        """State of the process that writes the file; see Note [What a file says of its writer]."""
-        found = self._profile
-        if found is None or found.complete:
-            return Writer.ENDED if found is not None else Writer.UNKNOWN
-        locked = writing.is_locked(self.path)
-        if locked is not None:
-            return Writer.ALIVE if locked else Writer.DIED
-        of = _process(found)
-        if not of.pid or of.host != platform.node():
-            return Writer.UNKNOWN
-        return Writer.ALIVE if os.path.exists(f"/proc/{of.pid}") else Writer.DIED
+        return self._document.profile()
 
     def look(self, now_ns: int | None = None) -> Present:
         """Present state of the job, as the file has it now.
@@ -121,37 +116,27 @@ class JobFile:
             ProfileError: as ``profile``.
         """
         profile = self.profile()
-        if self._made is None:
-            self._made = self._of(profile)
         now_ns = time.time_ns() if now_ns is None else now_ns
-        age = max(0, now_ns - profile.created_ns) if profile.created_ns else None
-        return replace(self._made, writer=self.writer(), age_ns=age)
-
-    def _of(self, profile: Profile) -> Present:
-        devices = _devices(profile)
-        for d in devices:
-            self._first.setdefault(d.device, d.reserved)
-        rate, steps = _rate(profile)
-        of = timelines(profile)
-        device = main_device(of)
-        timeline, attribution = of[device], Attribution(profile)
-        advice = advise(profile, timeline, attribution)[:_FINDINGS]
-        live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
         return Present(
             self.path,
-            Writer.UNKNOWN,
-            _process(profile),
-            calls=len(profile.calls) + profile.calls.dropped,
-            rate=rate,
-            steps=steps,
-            devices=devices,
-            peak=live.total if len(timeline) else None,
-            peak_device=device if len(timeline) else "",
-            categories=[(p.key, p.nbytes) for p in (*live.parts, *live.remainder)],
+            self._writer(profile),
+            age_ns=max(0, now_ns - profile.created_ns) if profile.created_ns else None,
+            rate=_rate(profile),
+            devices=_devices(profile),
             grows=growth(profile),
-            since={d.device: d.reserved - self._first[d.device] for d in devices},
-            findings=[(f.nbytes, f.whose, f.title) for f in advice],
         )
+
+    def _writer(self, profile: Profile) -> Writer:
+        """State of the process that writes the file; see Note [What a file says of its writer]."""
+        if profile.complete:
+            return Writer.ENDED
+        alive = writing.is_locked(self.path)
+        if alive is None:
+            of = _process(profile)
+            if not of.pid or of.host != platform.node():
+                return Writer.UNKNOWN
+            alive = os.path.exists(f"/proc/{of.pid}")
+        return Writer.ALIVE if alive else Writer.DIED
 
 
 def _process(profile: Profile) -> Process:
@@ -176,22 +161,16 @@ def _devices(profile: Profile) -> list[DeviceTotals]:
             found.append(DeviceTotals(name, *now, m.peak_bytes or 0, max(held)))
     if resident:
         most = max((s.resident_bytes or 0 for s in snapshots), default=0)
-        found.append(DeviceTotals(_CPU, 0, 0, resident, 0, max(most, resident)))
+        found.append(DeviceTotals(_HOST, 0, 0, resident, 0, max(most, resident)))
     return found
 
 
-def _rate(profile: Profile) -> tuple[float | None, str]:
-    """Steps a second in the last minute of the log, None without enough, and ``steps`` or ``calls``
-    for what was counted."""
-    backwards = {g.id for g in profile.graphs if g.kind is GraphKind.BACKWARD}
+def _rate(profile: Profile) -> float | None:
     calls = profile.calls
-    # Of the last backward of a step alone there is one a step: of the graph called most lately.
-    last = next((g for g in reversed(calls.graph) if g in backwards), None)
-    of = {last} if last is not None else set(calls.graph)
-    ends = [e for g, e in zip(calls.graph, calls.end_ns, strict=True) if g in of]
+    last = calls.graph[-1] if calls.graph else None
+    ends = [e for g, e in zip(calls.graph, calls.end_ns, strict=True) if g == last]
     latest = max(ends, default=0)
     ends = sorted(e for e in ends if latest - e <= _RATE_NS)
-    what = "steps" if last is not None else "calls"
     if len(ends) < _LEAST or ends[-1] == ends[0]:
-        return None, what
-    return (len(ends) - 1) * 1e9 / (ends[-1] - ends[0]), what
+        return None
+    return (len(ends) - 1) * 1e9 / (ends[-1] - ends[0])

@@ -11,20 +11,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TextIO
 
 from .file.profile_file import read_profiles, single_profile
-from .live.devices import check_device, known_devices
 from .model import Profile
 from .support.writing import check_writable
 from .views.compare.diff import compare
 from .views.compare.diff_model import ProfileDiff
 from .views.compare.ranks import RankSummary, compare_ranks
 from .views.export import export_profile
-from .views.export.walk import Part
 from .views.report import Style, Summary, sections, summarize
 from .views.report.format import format_bytes
 from .views.report.page import printable, style_of
 from .views.report.section import EVERY, Section, Show
 from .views.report.sections.diff import of_diff
-from .views.report.sections.processes import of_ranks
+from .views.report.sections.ranks import of_ranks
 from .views.report.text import render
 
 StrPath = str | os.PathLike[str]
@@ -90,38 +88,32 @@ class Views:
 
         write_report(self.profiles(), path, device, self._name())
 
-    def export(self, path: StrPath, format: str, *, devices: Sequence[str] | None = None) -> None:
+    def export(self, path: StrPath, format: str) -> None:
         """Write the profile for another tool.
 
         Args:
             path: where to; compressed if it ends in ``.gz``.
             format: ``perfetto``, ``memory-viz`` or ``json``; docs/exports.md says what each has.
                 Only ``perfetto`` takes several ranks.
-            devices: whose memory; by default all.
 
         Raises:
             ValueError: there is no such format, or it does not take several ranks.
             ProfileNotWritableError: it cannot be written; what was there is unchanged.
         """
-        profiles = self.profiles()
-        export_profile(profiles, format, path, devices_in(profiles, devices))
+        export_profile(self.profiles(), format, path)
 
-    def to_pandas(self, *, devices: Sequence[str] | None = None) -> dict[str, Any]:
+    def to_pandas(self) -> dict[str, Any]:
         """Tables of the profile by name, each a ``pandas.DataFrame``.
 
         Sizes are bytes, times nanoseconds; docs/exports.md says what a row of each table is.
-
-        Args:
-            devices: whose memory; by default all.
 
         Raises:
             ImportError: pandas is not installed.
             ProfileError: there are several profiles, of several ranks.
         """
-        profile = self.profile()
         from .views.export.tables import to_pandas
 
-        return to_pandas(profile, Part(devices_in([profile], devices)))
+        return to_pandas(self.profile())
 
     def diff(self, after: Views, *, device: str | None = None) -> Comparison:
         """Comparison of this profile with a later one: what grew.
@@ -204,15 +196,6 @@ def load(path: StrPath) -> LoadedProfile:
     return LoadedProfile(path)
 
 
-def devices_in(profiles: Sequence[Profile], wanted: Sequence[str] | None) -> Sequence[str]:
-    """``wanted``, by default all that ``profiles`` have something on; raises ``ValueError`` if they
-    have nothing on one."""
-    devices = sorted({device for profile in profiles for device in known_devices(profile)})
-    for device in wanted or ():
-        check_device(device, devices)
-    return wanted or devices
-
-
 def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[str, Any]:
     """The report of ``report_text`` as JSON values: figures by their names, and under ``sections``
     all sections of a full report, in its words and its order."""
@@ -222,7 +205,7 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
     else:
         data = found.figures()
     sections = _sections(found, format_bytes, EVERY)
-    return {**data, "sections": [s.plain(without="") for s in sections if s]}
+    return {**data, "sections": [s.plain() for s in sections if s]}
 
 
 def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:

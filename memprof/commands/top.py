@@ -10,22 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
-from memprof.profiler.model.running_job import Present, Writer
-from memprof.profiler.running_job import JobFile
+from memprof.profiler.running_job import JobFile, Present, Writer
 from memprof.profiler.support.writing import is_locked
+from memprof.profiler.views.report import columns as col
 from memprof.profiler.views.report.page import style_of
-from memprof.profiler.views.report.sections.processes import of_present
+from memprof.profiler.views.report.section import EVERY, Section, Table
+from memprof.profiler.views.report.sections.about import of_growth
 from memprof.profiler.views.report.text import render
 
 from ._common import BadFile, print_text, read_by, seconds, shows_files
 
 _SUFFIX = ".memprof"
-_TOP = 6
-"""Rows of a table: a frame is to fit a small terminal."""
+_MOST_GROWTH = 3
 
 
 @click.command()
@@ -44,22 +41,56 @@ def top(target: str, once: bool, interval: float) -> None:
     """Show what a running job does: its devices now and at most, what grows, steps a second.
 
     TARGET is the file that memprof.profile(PATH) or a tracker writes, a folder (of the files in it
-    those that are being written; several ranks stand side by side), or the number of a process of
-    yours. It reads that file alone, so the job does no more than without: what is shown is as old
-    as the last that was written, which the first line says. It ends with the job: with 0, or with
-    1 if the job died without an end; Ctrl+C ends it with 130.
+    those that are being written; several ranks stand below each other), or the number of a process
+    of yours. It reads that file alone, so the job does no more than without: what is shown is as
+    old as the last that was written, which a column says. It ends with the job: with 0, or with 1
+    if the job died without an end; Ctrl+C ends it with 130.
     """
     watches = [JobFile(path) for path in files_of(target)]
     try:
-        if once:
-            print_text(_frame([watch.look() for watch in watches]))
-            return
-        show = _live if sys.stdout.isatty() else _plain
-        found = show(_looks(watches, interval))
+        while True:
+            found = [watch.look() for watch in watches]
+            if not once:
+                click.clear()
+            print_text(_frame(found))
+            if once:
+                return
+            if all(p.writer in (Writer.ENDED, Writer.DIED) for p in found):
+                break
+            time.sleep(interval)
     except KeyboardInterrupt:
         raise click.exceptions.Exit(130) from None
     if any(p.writer is Writer.DIED for p in found):
         raise click.exceptions.Exit(1)
+
+
+def _frame(found: list[Present]) -> str:
+    style = replace(style_of(sys.stdout), short=True)
+    columns = (
+        col.Code("file"),
+        col.Text("state"),
+        col.Ns("age"),
+        col.Figure("steps/s"),
+        col.Text("device"),
+        *col.alike(col.Bytes, "reserved", "most", "allocated", "most"),
+    )
+    rows: list[col.Row] = []
+    for p in found:
+        state = "stalled?" if p.stalled else p.writer.value
+        rate = f"{p.rate:.3g}" if p.rate is not None else None
+        about: col.Row = (os.path.basename(p.path), state, p.age_ns, rate)
+        for d in p.devices:
+            memory = (d.device, d.reserved, d.most_reserved, d.allocated, d.most_allocated)
+            rows.append((*about, *memory))
+            about = ("",) * len(about)
+        if not p.devices:
+            rows.append((*about, "-", *(None,) * 4))
+    sections = [Section("", "", tables=(Table(columns, rows, least=EVERY, brief=EVERY),))]
+    for p in found:
+        grows = of_growth(p.grows, style.show, _MOST_GROWTH)
+        if grows:
+            sections.append(replace(grows, title=f"{os.path.basename(p.path)}: {grows.title}"))
+    return render(sections, style)
 
 
 def files_of(target: str) -> list[str]:
@@ -95,40 +126,3 @@ def _written_by(pid: int) -> Iterator[str]:
             continue
         if path.endswith(_SUFFIX) and os.path.isfile(path):
             yield path
-
-
-def _frame(found: list[Present]) -> str:
-    style = replace(style_of(sys.stdout), top=_TOP)
-    return render(of_present(found, style.show), style)
-
-
-def _looks(watches: list[JobFile], interval: float) -> Iterator[list[Present]]:
-    """Yields what there is to see, until all have ended."""
-    while True:
-        found = [watch.look() for watch in watches]
-        yield found
-        if all(p.writer in (Writer.ENDED, Writer.DIED) for p in found):
-            return
-        time.sleep(interval)
-
-
-def _plain(looks: Iterator[list[Present]]) -> list[Present]:
-    """A frame after the other, for what is no terminal."""
-    found = next(looks)
-    print_text(_frame(found))
-    sys.stdout.flush()
-    for found in looks:
-        print_text("\n" + _frame(found))
-        sys.stdout.flush()
-    return found
-
-
-def _live(looks: Iterator[list[Present]]) -> list[Present]:
-    """One frame that changes in its place."""
-    found = next(looks)
-    text = Text.from_ansi(_frame(found))
-    console = Console(highlight=False, markup=False, emoji=False)
-    with Live(text, console=console, auto_refresh=False, transient=False) as live:
-        for found in looks:
-            live.update(Text.from_ansi(_frame(found)), refresh=True)
-    return found

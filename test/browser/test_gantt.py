@@ -1,7 +1,8 @@
-"""Operations and calls of the page in a real browser: 20,000 bars, hover, zoom and pan."""
+"""Operations and calls of the page in a real browser: 20,000 bars, hover, zoom, pan, the table."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,11 @@ import pytest
 from memprof.profiler.model import Profile, TrackerRecord
 from memprof.profiler.views.report.html import write_report
 
-from .fixtures import COUNT_DRAWING, FRAME, isolated, open_file
+from .fixtures import FRAME, isolated, open_file
 from .gantt_profiles import MS, Operations, server, training_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 
 @pytest.fixture(scope="module")
@@ -39,89 +40,60 @@ def window(page: Page) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def place_of(page: Page, index: int) -> tuple[float, float, str]:
-    """Where the bar that is ``index``-th by start is on the page, and its name."""
-    found: dict[str, Any] = page.evaluate(
-        """index => {
-          const { bars, chart, inOrder, nameOf, rowOf } = memprof.gantt;
-          const i = inOrder[index], scroll = document.getElementById("gantt-scroll");
-          const box = scroll.querySelector(".u-over").getBoundingClientRect();
-          const middle = bars.start[i] + bars.duration[i] / 2;
-          return {x: box.left + chart.x(middle), y: box.top + rowOf(i).top + 9 - scroll.scrollTop,
-                  name: nameOf(i)};
-        }""",
-        index,
-    )
-    return found["x"], found["y"], found["name"]
+def bars(page: Page, name: str) -> Locator:
+    """What is drawn of the bars with a name, row by row in order of start."""
+    return page.locator("#gantt .ground").filter(has_text=re.compile(f"^{re.escape(name)}$"))
 
 
 def test_twenty_thousand_bars(page: Page, pages: Path) -> None:
     show(page, pages / "server.html")
     assert page.evaluate("memprof.gantt.bars.start.length") == 20_000
-    page.evaluate(COUNT_DRAWING)
-    drawn: dict[str, list[int]] = page.evaluate(
-        """() => {
-          const { chart } = memprof.gantt;
-          const node = document.querySelector("#gantt .u-over");
-          const box = node.getBoundingClientRect();
-          const hover = [], zoom = [];
-          for (let i = 0; i < 30; i++) {
-            window.drawn = 0;
-            node.dispatchEvent(new PointerEvent("pointermove", {
-              clientX: box.left + 40 + 30 * i, clientY: box.top + 30 + 3 * i, bubbles: true}));
-            hover.push(window.drawn);
-          }
-          for (let i = 0; i < 30; i++) {
-            window.drawn = 0;
-            chart.zoom(i < 15 ? 1.4 : 1 / 1.4, (chart.from + chart.to) / 3);
-            zoom.push(window.drawn);
-          }
-          return {hover, zoom};
-        }"""
+    # What lies in two pixels is drawn once: as much as fits on the page, not what there is.
+    whole = page.locator("#gantt .ground").count()
+    assert 1_000 < whole < 12_000
+    width = page.locator("#gantt .bars").evaluate("e => e.clientWidth")
+    lefts = page.eval_on_selector_all(
+        "#gantt .ground", "found => found.map(e => [e.style.top, parseFloat(e.style.left)])"
     )
-    # What lies in one pixel is drawn once: as much as fits on the page, not what there is.
-    assert max(drawn["hover"]) < 100
-    assert 0 < max(drawn["zoom"]) < 20_000
+    rows: dict[str, list[float]] = {}
+    for top, left in lefts:
+        rows.setdefault(top, []).append(left)
+    for lefts_of_row in rows.values():
+        assert len(lefts_of_row) <= width / 2 + 2
+        assert lefts_of_row == sorted(lefts_of_row)
+    # Failed ones come before others.
+    failed = page.eval_on_selector_all(
+        "#gantt .ground", "found => found.filter(e => e.dataset.tip.includes('failed')).length"
+    )
+    assert failed == 24
+    for _ in range(6):
+        page.get_by_role("button", name="Zoom in").click()
+    page.evaluate(FRAME)
+    assert page.locator("#gantt .ground").count() < 1_000
 
 
 def test_hover_says_what_is_there(page: Page, pages: Path) -> None:
     show(page, pages / "training.html")
-    x, y, name = place_of(page, 3)
-    page.mouse.move(x, y)
     tooltip = page.locator(".tooltip")
-    assert tooltip.inner_text().splitlines()[0] == name
+    # A call says how it ran.
+    bars(page, "0/0 forward").nth(2).hover()
+    text = tooltip.inner_text()
+    assert text.splitlines()[0] == "0/0 forward"
+    for part in ("forward replay", "Call: 7 of 36, replay", "Duration: 2.80 ms"):
+        assert part in text
     page.mouse.move(5, 5)
     page.evaluate(FRAME)
     assert not tooltip.is_visible()
-    # A call says how it ran and what was live.
-    forward = page.evaluate(
-        "memprof.gantt.inOrder.findIndex((i) => memprof.gantt.kindOf(i) === 'forward replay')"
-    )
-    x, y, name = place_of(page, forward)
-    page.mouse.move(x, y)
-    text = tooltip.inner_text()
-    assert name == "0/0 forward"
-    for part in ("replay", "Call: 7 of 36", "Duration: 2.80 ms"):
-        assert part in text
     # An operation says what it changed.
-    index = page.evaluate(
-        "memprof.gantt.inOrder.findIndex((i) => memprof.gantt.nameOf(i) === 'backward')"
-    )
-    x, y, _ = place_of(page, index)
-    page.mouse.move(x, y)
+    bars(page, "backward").first.hover()
     text = tooltip.inner_text()
-    assert "Tensors: 40.0 MiB → 32.0 MiB\nChange: \N{MINUS SIGN}8.00 MiB" in text
+    assert "Tensors: 40.0 MiB → 32.0 MiB" in text
     assert "step/backward" in text
 
 
 def test_a_call_leads_to_its_live_set(page: Page, pages: Path) -> None:
     show(page, pages / "training.html")
-    index = page.evaluate(
-        "memprof.gantt.inOrder.findIndex((i) => memprof.gantt.bars.call[i] === 7)"
-    )
-    x, y, _ = place_of(page, index)
-    page.mouse.click(x, y)
-    page.locator("#gantt-detail").get_by_role("button", name="Its live set").click()
+    bars(page, "0/0 backward").nth(2).click()
     page.evaluate(FRAME)
     assert page.locator("#instant-name").inner_text().startswith("call 8 of 36, 0/0 backward")
     peak = page.evaluate("memprof.report.total")
@@ -130,43 +102,32 @@ def test_a_call_leads_to_its_live_set(page: Page, pages: Path) -> None:
     )
 
 
-def test_wheel_zooms_where_the_pointer_is(page: Page, pages: Path) -> None:
-    show(page, pages / "server.html")
-    whole = window(page)
-    x, y, name = place_of(page, 9000)
-    for _ in range(14):
-        page.mouse.move(x, y)
-        page.keyboard.down("Control")
-        page.mouse.wheel(0, -240)
-        page.keyboard.up("Control")
-        page.evaluate(FRAME)
-        x, y, _ = place_of(page, 9000)
-    near = window(page)
-    assert near[1] - near[0] < (whole[1] - whole[0]) / 100
-    page.mouse.move(x, y)
+def test_every_bar_is_in_a_table(page: Page, pages: Path) -> None:
+    show(page, pages / "training.html")
+    page.locator("#gantt-list summary").press("Enter")
+    table = page.locator("#gantt-table table")
+    assert table.locator("tbody tr").count() == 12
+    page.locator("#gantt-table .table-more button").press("Enter")
+    page.locator("#gantt-table .table-more button").press("Enter")
+    lines = table.locator("tbody tr").all_inner_texts()
+    assert len(lines) == page.evaluate("memprof.gantt.bars.start.length") == 87
+    # In order of duration, by the keyboard alone.
+    table.get_by_role("button", name="Duration").press("Enter")
+    first = table.locator("tbody tr").first.inner_text()
+    assert "step" in first
+    assert "Tensors: 40.0 MiB → 42.0 MiB" in first
+    assert "9.00 ms" in first
+    table.get_by_role("button", name="Its live set").first.press("Enter")
     page.evaluate(FRAME)
-    assert page.locator(".tooltip").inner_text().splitlines()[0] == name
-    # Shift and wheel goes along, the other way zooms out again.
-    page.keyboard.down("Shift")
-    page.mouse.wheel(0, 200)
-    page.keyboard.up("Shift")
-    assert window(page)[0] > near[0]
-    page.keyboard.down("Control")
-    for _ in range(30):
-        page.mouse.wheel(0, 240)
-    page.keyboard.up("Control")
-    assert window(page) == whole
-    # Without a key it scrolls the page, as everywhere.
-    page.mouse.wheel(0, -240)
-    assert window(page) == whole
+    assert page.locator("#instant-name").inner_text().startswith("call ")
 
 
 def test_a_drag_selects_and_a_double_click_shows_all(page: Page, pages: Path) -> None:
     show(page, pages / "server.html")
     whole = window(page)
-    _, y, _ = place_of(page, 3)
     box = page.locator("#gantt .u-over").bounding_box()
     assert box is not None
+    y = box["y"] + 60  # where bars are
     page.mouse.move(box["x"] + 0.25 * box["width"], y)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.5 * box["width"], y, steps=4)
@@ -174,7 +135,7 @@ def test_a_drag_selects_and_a_double_click_shows_all(page: Page, pages: Path) ->
     part = window(page)
     assert part[0] == pytest.approx(whole[0] + 0.25 * (whole[1] - whole[0]), rel=0.01)
     assert part[1] == pytest.approx(whole[0] + 0.5 * (whole[1] - whole[0]), rel=0.01)
-    page.locator("#gantt .u-over").dblclick(position={"x": 300, "y": 100})
+    page.mouse.dblclick(box["x"] + 300, y)
     assert window(page) == whole
 
 
@@ -196,54 +157,13 @@ def test_buttons_zoom_and_pan(page: Page, pages: Path) -> None:
     assert window(page) == whole
 
 
-def test_keyboard_alone(page: Page, pages: Path) -> None:
-    show(page, pages / "training.html")
-    whole = window(page)
-    page.locator("#gantt").focus()
-    page.keyboard.press("+")
-    zoomed = window(page)
-    assert zoomed[1] - zoomed[0] < whole[1] - whole[0]
-    page.keyboard.press("ArrowRight")
-    assert window(page)[0] > zoomed[0]
-    page.keyboard.press("0")
-    assert window(page) == whole
-    # Bars one after the other, with their facts below and said to screen readers
-    page.keyboard.press("n")
-    first = page.locator("#gantt-detail h3").inner_text()
-    page.keyboard.press("n")
-    page.keyboard.press("n")
-    assert page.locator("#announcer").inner_text()
-    page.keyboard.press("p")
-    page.keyboard.press("p")
-    assert page.locator("#gantt-detail h3").inner_text() == first
-
-
-def test_a_click_chooses_a_bar(page: Page, pages: Path) -> None:
-    show(page, pages / "training.html")
-    x, y, name = place_of(page, 5)
-    page.mouse.click(x, y)
-    detail = page.locator("#gantt-detail")
-    assert detail.locator("h3").inner_text().startswith(name)
-    assert "Duration" in detail.inner_text()
-    assert page.evaluate("document.activeElement.id") == "gantt"
-
-
-def test_a_tap_shows_what_hovering_would_and_chooses(browser: Any, pages: Path) -> None:
+def test_a_tap_shows_what_hovering_would(browser: Any, pages: Path) -> None:
     size = {"width": 390, "height": 844}
     with isolated(browser, viewport=size, has_touch=True) as context:
         page = context.new_page()
-        show(page, pages / "server.html")
-        for _ in range(8):
-            page.get_by_role("button", name="Zoom in").tap()
-        page.evaluate(FRAME)
-        index = page.evaluate(
-            "(({ bars, chart, inOrder, rowOf }) => inOrder.findIndex((i) => "
-            "bars.start[i] > chart.from && rowOf(i).top < 90))(memprof.gantt)"
-        )
-        x, y, name = place_of(page, index)
-        page.touchscreen.tap(x, y)
-        assert page.locator(".tooltip").inner_text().splitlines()[0] == name
-        assert page.locator("#gantt-detail h3").inner_text().startswith(name)
+        show(page, pages / "training.html")
+        bars(page, "step").first.tap()
+        assert page.locator(".tooltip").inner_text().splitlines()[0] == "step"
 
 
 @pytest.mark.parametrize("name", ["training", "server"])
@@ -256,20 +176,17 @@ def test_it_fits_both_widths_and_both_schemes(
     page.emulate_media(color_scheme=scheme)
     show(page, pages / f"{name}.html")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    # Bars are on the canvas in their colours.
+    # Bars have the colours of the legend.
     drawn = page.evaluate(
         """() => {
-          const canvas = document.querySelector("#gantt canvas");
-          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-          const colors = new Set();
-          for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255)
-            colors.add(data.slice(i, i + 3).join());
-          return memprof.gantt.bars.legend.map(({ variable }) =>
-            colors.has(memprof.color(variable).match(/\\d+/g).slice(0, 3).join()));
+          const colorOf = (e) => getComputedStyle(e).backgroundColor;
+          const bars = new Set([...document.querySelectorAll("#gantt .ground")].map(colorOf));
+          return [...document.querySelectorAll("#gantt-legend .swatch")].map((e) =>
+            bars.has(colorOf(e)));
         }"""
     )
     assert all(drawn)
-    assert len(drawn) >= 7
+    assert len(drawn) >= 2
 
 
 def test_a_change_of_theme_redraws(page: Page, pages: Path) -> None:
@@ -290,16 +207,21 @@ def test_names_are_text(page: Page, tmp_path: Path) -> None:
     write_report(profile, tmp_path / "a.html", source=f"{name}.json")
     show(page, tmp_path / "a.html")
     assert page.locator("#main img").count() == 0
-    x, y, _ = place_of(page, 0)
-    page.mouse.click(x, y)
-    assert page.locator("#gantt-detail h3").inner_text().startswith(name)
+    bars(page, name).first.hover()
+    assert page.locator(".tooltip").inner_text().startswith(name)
 
 
-@pytest.mark.parametrize("profile", [Profile(), Profile(tracker=TrackerRecord())])
-def test_nothing_to_show_is_said(page: Page, tmp_path: Path, profile: Profile) -> None:
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        (Profile(), "No call of a compiled graph was recorded"),
+        (Profile(tracker=TrackerRecord()), "No snapshot was taken."),
+    ],
+)
+def test_nothing_to_show_is_said(page: Page, tmp_path: Path, profile: Profile, says: str) -> None:
     write_report(profile, tmp_path / "a.html")
     show(page, tmp_path / "a.html")
-    assert "No call of a compiled graph was recorded" in page.locator("#main").inner_text()
+    assert says in page.locator("#main").inner_text()
     assert page.locator("#operations").count() == 0
 
 
@@ -310,12 +232,8 @@ def test_many_lanes_scroll(page: Page, tmp_path: Path) -> None:
         ops.add(f"work {i}", i * MS, (i + 30) * MS, lane=i)
     write_report(Profile(tracker=ops.record(90 * MS, [])), tmp_path / "a.html")
     show(page, tmp_path / "a.html")
-    page.locator("#gantt").focus()
-    for _ in range(60):
-        page.keyboard.press("n")
-    page.evaluate(FRAME)
-    assert page.locator("#gantt-detail h3").inner_text().startswith("work 59")
-    assert page.evaluate("document.getElementById('gantt-scroll').scrollTop") > 1000
-    x, y, name = place_of(page, 59)
-    page.mouse.move(x, y)
-    assert page.locator(".tooltip").inner_text().splitlines()[0] == name == "work 59"
+    last = bars(page, "work 59")
+    last.scroll_into_view_if_needed()
+    assert page.locator("#gantt .bars").evaluate("e => e.scrollTop") > 1000
+    last.hover()
+    assert page.locator(".tooltip").inner_text().splitlines()[0] == "work 59"

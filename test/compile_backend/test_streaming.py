@@ -22,8 +22,7 @@ import memprof.compile_backend.session.streaming
 from memprof.compile_backend.session.runtime import RUNTIME
 from memprof.profiler.file.profile_file import encode_profile, read_profile
 from memprof.profiler.model import Profile
-from memprof.profiler.model.running_job import Writer
-from memprof.profiler.running_job import JobFile
+from memprof.profiler.running_job import JobFile, Writer
 from memprof.profiler.support.errors import ProfileNotWritableError, ProfileUnreadableError
 
 pytestmark = pytest.mark.zero_kernels
@@ -443,9 +442,8 @@ def test_a_live_view_reads_what_is_written(tmp_path: Path) -> None:
         watch = JobFile(str(session.path))
         now = watch.look()
         assert now.writer is Writer.ALIVE
-        assert now.process.pid == os.getpid()
         # THEN the process's memory is there without a single compiled call
-        assert now.devices[-1].device == "resident (host)"
+        assert now.devices[-1].device == "host"
         assert now.devices[-1].reserved > 1 << 20
     assert watch.look().writer is Writer.ENDED
 

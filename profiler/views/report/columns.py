@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from enum import Enum
@@ -11,7 +11,7 @@ from typing import Any
 
 from memprof.profiler.model import SourceFrame
 
-from .format import format_bytes, format_ns, format_share
+from .format import format_bytes, format_ns, format_share, shorten_path
 
 Show = Callable[[int], str]
 """Formatter of bytes in the text of a note: rounded, or with all digits."""
@@ -60,7 +60,6 @@ class Column:
     below: bool = False
     # where there is no room for the text it goes on in the next line, else it is cut
     fold: bool = False
-    only: str = ""  # ``text`` or ``page`` where the other has no room for it, else ""
 
 
 Text = partial(Column, unit=Unit.TEXT)
@@ -94,6 +93,40 @@ def number_words(unit: Unit, n: float, whole: int = 0, show: Show = format_bytes
             return time.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         case _:
             return f"{n:,}" if isinstance(n, int) else f"{n:g}"
+
+
+def cell_words(
+    column: Column,
+    value: Cell,
+    show: Show = format_bytes,
+    fit: Callable[[str], str] = str,
+) -> str:
+    """A cell in words, the same at the terminal and on a page; ``fit`` shortens a path."""
+    if value is None:
+        return "-"
+    if isinstance(value, SourceFrame):
+        return fit(f"{shorten_path(value.file)}:{value.line}")
+    if not isinstance(value, str):
+        return number_words(column.unit, value, column.whole, show)
+    if column.unit is Unit.PATH:
+        return fit(value)
+    return value.replace("_", " ") if column.unit is Unit.CATEGORY else value
+
+
+def line_words(
+    columns: Sequence[Column],
+    row: Row,
+    show: Show = format_bytes,
+    fit: Callable[[str], str] = str,
+) -> str:
+    """A row of a table of lines; what has no value is left out."""
+    cells = []
+    for c, value in zip(columns, row, strict=True):
+        if value is None or value == "" or (c.unit is Unit.TIMES and value == 1):
+            continue
+        text = cell_words(c, value, show, fit)
+        cells.append(f"{text} {c.title}" if c.unit.is_number and c.title else text)
+    return " · ".join(cells)
 
 
 def alike(of: Callable[..., Column], *titles: str, **more: Any) -> tuple[Column, ...]:

@@ -3,9 +3,8 @@
 Note [One description of each view]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A section is built once, from a profile (``sections/``, a module a subject); renderers know nothing
-of memory: ``text.py`` writes it for terminals, ``plain`` gives JSON values, which
-``html/assets/table.js`` draws. They decide what the medium does: how many rows there is room for,
-colours, sorting.
+of memory: ``text.py`` writes it for terminals, ``html/elements.py`` for pages, and ``plain`` gives
+JSON values. They decide what the medium does: how many rows there is room for, colours, sorting.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import compress
 from typing import Any
 
 from memprof.profiler.model import SourceFrame
@@ -45,7 +43,6 @@ class Note:
 
     text: str
     tone: Tone = Tone.PLAIN
-    only: str = ""  # ``text`` or ``page`` where the other has no room for it or says it elsewhere
     detail: bool = False  # left out of a short text
 
 
@@ -65,19 +62,11 @@ class Table:
     empty: str = ""  # said where there are no rows
     lines: bool = False  # each row is a line or a list item, not a row under headings
     folded: bool = False  # on a page, shown when it is asked for
-    only: str = ""  # ``text`` or ``page`` where the other has the same in another form, else ""
     detail: bool = False  # left out of a short text
     brief: int = EVERY  # so many rows at most in a short text
 
-    def without(self, medium: str) -> Table:
-        """The table without the columns that ``text`` or ``page`` alone has."""
-        kept = [c.only != medium for c in self.columns]
-        columns = tuple(compress(self.columns, kept))
-        rows, foot = ([tuple(compress(r, kept)) for r in of] for of in (self.rows, self.foot))
-        return replace(self, columns=columns, rows=rows, foot=foot)
-
     def plain(self) -> dict[str, Any]:
-        """The table as JSON values; see ``html/assets/table.js``."""
+        """The table as JSON values."""
         of_column = ("title", "unit", "help", "whole", "below", "fold")
         same = ("caption", "rest", "empty", "lines", "folded")
         return {
@@ -109,15 +98,6 @@ class Section:
     def __bool__(self) -> bool:
         return bool(self.notes or self.tables or any(self.parts) or self.view)
 
-    def without(self, medium: str) -> Section:
-        """This section less what is for ``medium`` alone, which is ``text`` or ``page``."""
-        return replace(
-            self,
-            notes=tuple(n for n in self.notes if n.only != medium),
-            tables=tuple(t.without(medium) for t in self.tables if t.only != medium),
-            parts=tuple(p.without(medium) for p in self.parts),
-        )
-
     def spares(self) -> set[int]:
         """Every ``spare`` above 0, of this section and those below it."""
         return {self.spare, *(n for part in self.parts for n in part.spares())} - {0}
@@ -144,15 +124,14 @@ class Section:
             names.insert(0, self.name)
         return kept or NOTHING, names
 
-    def plain(self, without: str = "text") -> dict[str, Any]:
-        """The section as JSON values, less what is for the medium ``without`` alone."""
-        shown = self.without(without) if without else self
+    def plain(self) -> dict[str, Any]:
+        """The section as JSON values."""
         return {
             "id": self.id,
             "title": self.title,
-            "notes": [[n.tone.value, n.text] for n in shown.notes],
-            "tables": [t.plain() for t in shown.tables],
-            "parts": [p.plain(without) for p in shown.parts if p],
+            "notes": [[n.tone.value, n.text] for n in self.notes],
+            "tables": [t.plain() for t in self.tables],
+            "parts": [p.plain() for p in self.parts if p],
             "tone": self.tone.value,
             "view": self.view,
         }

@@ -158,9 +158,16 @@ def summarize(
     attribution = attribution or Attribution(profile)
     calls = profile.calls
     unobserved = timeline.unobserved()
+    at_peak = timeline.at_peak()
+    views = {view: attribution.breakdown(at_peak, view) for view in View}
     return Summary(
         profile=profile,
-        **_memory(timeline, attribution),
+        device=device,
+        peak=_peak(timeline, attribution),
+        views=views,
+        modules=module_tree(views[View.MODULE]),
+        table=_graph_rows(timeline),
+        coverage=attribution.coverage((u.graph, u.program) for u in timeline.units),
         device_peaks={d: peak_bytes(t) for d, t in found.items()},
         graphs=len(profile.graphs),
         calls=len(calls),
@@ -181,26 +188,6 @@ def summarize(
         out_of_memory=out_of_memory(profile),
         growth=growth(profile),
     )
-
-
-def on_device(summary: Summary, timeline: Timeline, attribution: Attribution) -> Summary:
-    """Makes a summary about the timeline's device, all else being equal."""
-    return replace(summary, **_memory(timeline, attribution))
-
-
-def _memory(timeline: Timeline, attribution: Attribution) -> dict[str, Any]:
-    """Fields of a ``Summary`` on one device's memory, by name."""
-    live = timeline.at_peak()
-    views = {view: attribution.breakdown(live, view) for view in View}
-    return {
-        "device": timeline.device,
-        "peak": _peak(timeline, attribution),
-        "views": views,
-        "modules": module_tree(views[View.MODULE]),
-        "table": _graph_rows(timeline),
-        # Of what all programs allocate.
-        "coverage": attribution.coverage((u.graph, u.program) for u in timeline.units),
-    }
 
 
 def _device_peaks(

@@ -7,9 +7,7 @@ from typing import cast
 
 from rich.text import Text
 
-from memprof.profiler.model import SourceFrame
-
-from .columns import Cell, Column, Unit, number_words
+from .columns import Cell, Column, Unit, cell_words, line_words
 from .page import PLAIN, Page, Style
 from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
 
@@ -24,7 +22,7 @@ _STYLES = {Tone.STRONG: "bold", Tone.DIM: "dim", Tone.WARN: "yellow", Tone.ERROR
 
 def render(content: Iterable[Section], style: Style = PLAIN) -> str:
     """Sections as text, ending in a newline; a short one fits a screen, as far as it can."""
-    sections = [section.without("page") for section in content]
+    sections = list(content)
     text = _render(sections, style)
     if style.short:
         for least in (EVERY, *sorted({n for s in sections for n in s.spares()}, reverse=True)):
@@ -79,7 +77,8 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
         return
     if t.lines:
         for row, _ in _shown(page, t):
-            page.indented(_line(page, t.columns, row), indent, _STYLES.get(tone, ""))
+            text = line_words(t.columns, row, page.bytes, page.path)
+            page.indented(text, indent, _STYLES.get(tone, ""))
         return
     times = [i for i, c in enumerate(t.columns) if c.unit is Unit.TIME]
     dated = len({cast(int, row[i]) // _DAY_NS for row in t.rows for i in times}) > 1
@@ -123,30 +122,10 @@ def _named(t: Table) -> int:
     return next(i for i, c in enumerate(t.columns) if not c.unit.is_number)
 
 
-def _line(page: Page, columns: tuple[Column, ...], row: tuple[Cell, ...]) -> str:
-    cells = []
-    for c, value in zip(columns, row, strict=True):
-        if value is None or value == "" or (c.unit is Unit.TIMES and value == 1):
-            continue
-        text = _cell(page, c, value, True).plain
-        cells.append(f"{text} {c.title}" if c.unit.is_number and c.title else text)
-    return " · ".join(cells)
-
-
 def _cell(page: Page, c: Column, value: Cell, dated: bool = False) -> Text:
     change = value if c.unit is Unit.CHANGE and isinstance(value, int) else 0
     color = "red" if change > 0 else "green" if change < 0 else ""
-    return Text(_words(page, c, value, dated), style=color)
-
-
-def _words(page: Page, c: Column, value: Cell, dated: bool) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, SourceFrame):
-        return page.location(value)
-    if isinstance(value, str):
-        if c.unit is Unit.PATH:
-            return page.path(value)
-        return value.replace("_", " ") if c.unit is Unit.CATEGORY else value
-    text = number_words(c.unit, value, c.whole, page.bytes)
-    return text if dated or c.unit is not Unit.TIME else text.partition(" ")[2]
+    text = cell_words(c, value, page.bytes, page.path)
+    if c.unit is Unit.TIME and not dated:
+        text = text.rpartition(" ")[2]
+    return Text(text, style=color)

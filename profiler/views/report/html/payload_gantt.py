@@ -31,7 +31,6 @@ KINDS = ("operation", "failed operation", *CALLS, "compilation")
 """Kinds of bars, in the order of the legend."""
 
 NOT_MEASURED = -1
-_OPERATION_COLORS = 7
 
 
 @dataclass(slots=True)
@@ -71,37 +70,13 @@ def gantt_payload(profile: Profile) -> dict[str, Any] | None:
             "kind": distinct(b.kind for b in bars),
             "call": [b.number if b.kind in CALLS else None for b in bars],
             "facts": [_facts(tracker, b) if tracker else [] for b in bars],
-            **_colors(bars),
         },
+        "kinds": Counter(b.kind for b in bars),
         "modes": [mode.value for mode in call_modes(profile)],
         "pauses": [[p.start_ns - base, p.end_ns - base] for p in tracker.metadata.pauses]
         if tracker
         else [],
     }
-
-
-def _colors(bars: list[Bar]) -> dict[str, Any]:
-    """The colour of each bar, and all colours as a legend: calls have one by their kind, operations
-    by their name, as far as there are colours; those with most time have one of their own."""
-    time: Counter[str] = Counter()
-    for b in bars:
-        if b.kind == "operation":
-            time[b.name] += b.end_ns - b.start_ns
-    own = {name: f"--op-{i}" for i, (name, _) in enumerate(time.most_common(_OPERATION_COLORS))}
-    plain = {kind: f"--bar-{kind.replace(' ', '-')}" for kind in KINDS}
-    colors = [
-        own.get(b.name, plain[b.kind]) if b.kind == "operation" else plain[b.kind] for b in bars
-    ]
-    count = Counter(colors)
-    others, failed = ("other operations", plain["operation"]), ("failed", plain["failed operation"])
-    calls = [(kind, plain[kind]) for kind in KINDS[2:]]
-    legend = [
-        {"title": title, "label": label, "variable": variable, "count": count[variable]}
-        for title, of in (("Operations", [*own.items(), others, failed]), ("Compiled calls", calls))
-        for label, variable in of
-        if count[variable]
-    ]
-    return {"color": distinct(colors), "legend": legend}
 
 
 def _lanes(profile: Profile) -> list[tuple[str, list[Bar]]]:
@@ -184,33 +159,20 @@ def _facts(tracker: TrackerRecord, bar: Bar) -> list[tuple[str, str]]:
     if not bar.kind.endswith("operation"):
         return []
     rows, i = tracker.operation_allocations, bar.number
-    facts = [("In", tracker.metadata.lanes[rows.lane[i]].name)]
-    if rows.end_ns[i] < 0:
-        facts.insert(0, ("Ends", "after the record"))
-    facts += _change("Tensors", rows.tensor_bytes_before[i], rows.tensor_bytes_after[i])
+    measured = [("Tensors", rows.tensor_bytes_before[i], rows.tensor_bytes_after[i])]
     for device, m in rows.memory.items():
-        facts += _change(
-            "Resident" if device == "cpu" else f"Allocated on {device}",
-            m.before[i],
-            m.after[i],
-        )
+        name = "Resident" if device == "cpu" else f"Allocated on {device}"
+        measured.append((name, m.before[i], m.after[i]))
+    facts = [
+        (name, f"{format_bytes(before)} → {format_bytes(after)}")
+        for name, before, after in measured
+        if NOT_MEASURED not in (before, after)
+    ]
+    for m in rows.memory.values():
         if m.peak[i] != NOT_MEASURED:
             label = "Peak inside" if m.exact[i] else "Peak inside, at least"
             facts.append((label, format_bytes(m.peak[i])))
-    if tracker.operation_summary[rows.summary[i]].parent >= 0:
-        facts.append(("Path", tracker.path(rows.summary[i])))
-    return facts
-
-
-def _change(label: str, before: int, after: int) -> list[tuple[str, str]]:
-    """Returns bytes before and after, and their difference; nothing where one is not measured."""
-    if NOT_MEASURED in (before, after):
-        return []
-    sign = "\N{MINUS SIGN}" if after < before else "+"
-    return [
-        (label, f"{format_bytes(before)} → {format_bytes(after)}"),
-        ("Change", f"{sign}{format_bytes(abs(after - before))}"),
-    ]
+    return [*facts, ("Path", tracker.path(rows.summary[i]))]
 
 
 def place(bars: list[Bar]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from memprof.profiler.live.attribution import Attribution, Site, View, module_parts
+from memprof.profiler.live.attribution import Attribution, Site, View
 from memprof.profiler.live.live_set import Hold, LiveItem
 from memprof.profiler.live.programs import PreparedProgram
 from memprof.profiler.live.timeline import Timeline
@@ -69,34 +69,37 @@ def columns(names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> dict[str, 
     return {name: distinct(row[i] for row in table) for i, name in enumerate(names)}
 
 
-class Sites:
-    """Origins of storages, each site once. In each view a site has a place, by its number: a part
-    of the view by its name, or, if it is not ``known``, a reason why it is in the remainder.
+class Items:
+    """Live items, lists of them, and the sites that they come from, each once and numbered. In each
+    view a site has a place, by its number: a part of the view by its name, or, if it is not
+    ``known``, a reason why it is in the remainder.
     """
 
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
+        self.rows: Each[tuple[int, int, str | None, str]] = Each()
+        self.lists: Each[tuple[int, ...]] = Each()
         self._numbers: dict[int, int] = {}
-        self._rows: Each[tuple[Any, ...]] = Each()
+        self._sites: Each[tuple[Any, ...]] = Each()
         self._places: dict[View, Each[tuple[str, int | None, bool]]] = {v: Each() for v in View}
         self._notes: dict[tuple[View, int], str] = {}
 
-    def of(self, graph: int, storage: Storage, owner: str | None, line: int) -> int:
+    def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
         site = self.attribution.site(graph, storage, owner, line)
         # The attribution keeps its sites, so no other one can get this one's id.
         if id(site) not in self._numbers:
             places = [self._place(site, view) for view in View]
             values = [of(site) for of in _KNOWN.values()]
-            names = self._modules(site), self._label(site)
-            self._numbers[id(site)] = self._rows[(*places, *names, *values)]
-        return self._numbers[id(site)]
+            self._numbers[id(site)] = self._sites[(*places, self._label(site), *values)]
+        return self.rows[self._numbers[id(site)], storage.nbytes, owner, HOLDS[hold]]
 
-    def _modules(self, site: Site) -> tuple[str, ...]:
-        """Modules that a site is in, from the root; else one text with the reason for none."""
-        named = self.attribution.named(site, View.MODULE)
-        if named is None:
-            return (f"unattributed: {site.why.get(View.MODULE, 'unknown')}",)
-        return (named[0],) if named[0].startswith("(") else tuple(module_parts(named[0]))
+    def of(self, x: LiveItem) -> int:
+        """The number of an item; its count is not part of it."""
+        return self.item(x.graph, x.storage, x.owner, x.line, x.hold)
+
+    def pairs(self, items: Iterable[LiveItem]) -> int:
+        """The number of a list of (item, count)."""
+        return self.lists[tuple(n for x in items for n in (self.of(x), x.count))]
 
     def _label(self, site: Site) -> str:
         """Label of the graph that a site is in, "" if none of the profile made it."""
@@ -110,10 +113,10 @@ class Sites:
         self._notes.setdefault((view, number), note)
         return number
 
-    def payload(self) -> dict[str, Any]:
+    def sites(self) -> dict[str, Any]:
         """Columns of sites; ``in_`` and a view's name is the column of places in that view."""
         places = [f"in_{view.value}" for view in View]
-        return columns([*places, "modules", "label", *_KNOWN], self._rows)
+        return columns([*places, "label", *_KNOWN], self._sites)
 
     def places(self) -> dict[str, Any]:
         """Columns of the places of each view; ``below`` is what the page shows below a name."""
@@ -135,31 +138,8 @@ class Sites:
         return (note,) if view is View.LINE else ()
 
 
-class Items:
-    """Live items and lists of them, each once and numbered."""
-
-    def __init__(self, sites: Sites) -> None:
-        self._sites = sites
-        self.rows: Each[tuple[int, int, str | None, str]] = Each()
-        self.lists: Each[tuple[int, ...]] = Each()
-
-    def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
-        site = self._sites.of(graph, storage, owner, line)
-        return self.rows[site, storage.nbytes, owner, HOLDS[hold]]
-
-    def of(self, x: LiveItem) -> int:
-        """The number of an item; its count is not part of it."""
-        return self.item(x.graph, x.storage, x.owner, x.line, x.hold)
-
-    def pairs(self, items: Iterable[LiveItem]) -> int:
-        """The number of a list of (item, count)."""
-        return self.lists[tuple(n for x in items for n in (self.of(x), x.count))]
-
-
-def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]:
-    """Live sets of one device as JSON values, see Note [How a live set is put together]; times of
-    calls are ns since ``start``."""
-    items = Items(sites)
+def live_payload(timeline: Timeline, items: Items) -> dict[str, Any]:
+    """Live sets of one device as JSON values, see Note [How a live set is put together]."""
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
     kinds: Each[Any] = Each()
@@ -185,12 +165,7 @@ def live_payload(timeline: Timeline, sites: Sites, start: int) -> dict[str, Any]
         "steps": steps,
         "lists": list(items.lists),
         "items": columns(["site", "nbytes", "owner", "hold"], items.rows),
-        "calls": {
-            "graph": calls.graph,
-            "step": of_calls,
-            "start_ns": [t - start for t in calls.start_ns],
-            "duration_ns": [e - s for s, e in zip(calls.start_ns, calls.end_ns, strict=True)],
-        },
+        "calls": {"graph": calls.graph, "step": of_calls},
         "peak": None if peak is None else [peak.call, peak.instant, peak.nbytes],
     }
 

@@ -19,7 +19,7 @@ interface Curve {
   time_ns: number[];
   peak: number | null;
   stacked: boolean;
-  lines: { name: string; values: number[] }[];
+  lines: { name: string; variable: string; values: number[] }[];
 }
 /** A few values again and again: each once, and the number of each bar's. */
 interface Distinct<T> {
@@ -32,10 +32,8 @@ interface Bars {
   duration: number[];
   name: Distinct<string>;
   kind: Distinct<string>;
-  color: Distinct<string>;
   call: (number | null)[];
   facts: Fact[][];
-  legend: { title: string; label: string; variable: string; count: number }[];
 }
 interface GanttPayload {
   end: number;
@@ -43,13 +41,12 @@ interface GanttPayload {
   heads: { text: string; top: number }[];
   rows: { top: number; first: number; end: number }[];
   height: number;
-  legend: Tree[];
+  legend: Tree;
   bars: Bars;
   modes: string[];
   pauses: [number, number][];
 }
 interface Site {
-  modules: string[];
   op: string | null;
   node: string | null;
   fqn: string | null;
@@ -63,8 +60,6 @@ interface Site {
   code: string | null;
 }
 interface Device {
-  device: string;
-  label: string;
   units: {
     graph: number;
     key: number[];
@@ -75,10 +70,8 @@ interface Device {
   steps: { unit: number; rest: number; own: number; between: number }[];
   lists: number[][];
   items: Columns<{ site: number; nbytes: number; owner: string | null; hold: string }>;
-  calls: { graph: number[]; step: number[]; start_ns: number[]; duration_ns: number[] };
+  calls: { graph: number[]; step: number[] };
   peak: [call: number, instant: number, nbytes: number] | null;
-  /** What differs between devices, by the id of the element that it stands in. */
-  elements: Record<string, Tree[]>;
 }
 interface Graph {
   id: number;
@@ -92,15 +85,16 @@ interface Profile {
   curves: Record<string, Curve>;
   gantt: GanttPayload;
   views: string[];
-  devices: Device[];
+  device: Device;
   graphs: Record<number, Graph>;
   sites: Columns<Site> & Record<string, Distinct<any>>;
   places: Record<string, Columns<{ key: string; known: boolean; below: string[] }>>;
   texts: string[];
 }
 interface Payload {
-  ranks: { elements: Tree; shown: number[]; first: number } | null;
-  profiles: Profile[];
+  /** How several ranks compare; then the profile is of the one with the highest peak. */
+  ranks: Tree | null;
+  profile: Profile;
 }
 
 // ---- Between the scripts
@@ -138,7 +132,7 @@ interface Levels {
  * or the one after that: between the call and the next one. A call that was not observed has 0 alone.
  */
 interface Model {
-  device: Device;
+  peak: Device["peak"];
   /** Of each item. */
   siteOf: number[];
   nbytes: number[];
@@ -160,63 +154,38 @@ interface Model {
   categories: string[];
 }
 
-/** Where positions lie on a horizontal axis. */
-interface Axis {
-  starts: Float64Array;
-  ends: Float64Array;
-  /** Where a position begins; it ends where the next one does. */
-  edge(call: number, position: number): number;
-  find(x: number): Position;
-}
-
-/** A box of the treemap: a module, with `children`, or a site, with `info`. */
-interface Leaf {
-  name: string;
-  path: string;
-  modules: string[];
-  value: number;
-  items: number[];
-  info?: Detail;
-  children?: Leaf[];
-}
-
 /** What the reader has chosen, and what is drawn again when that changes. */
 interface State {
   profile: Profile;
-  models: Model[];
   model: Model;
   call: number;
   position: number;
   live: Map<number, number>;
   total: number;
-  detail: { title: string; items: number[] };
-  on(event: "device" | "select" | "detail", draw: () => void): void;
-  setDevice(model: Model): void;
-  /** Chooses a position of a call, the nearest that there is; draws in the next frame. */
-  select(call: number, position: number, now?: boolean): void;
+  onSelect(draw: () => void): void;
+  /** Chooses a position of a call, the nearest that there is. */
+  select(call: number, position: number): void;
   selectPeak(): void;
   /** The next or previous instant, in this call or the one beside it. */
   move(by: number): void;
   moveCall(by: number): void;
-  showDetail(title: string, items: number[]): void;
   nameOf(call: number, position: number): string;
 }
 
 interface ChartOptions {
   label: string;
   height: number;
-  start?: number;
   end: number;
   /** The shortest window. */
-  least?: number;
+  least: number;
   data(from: number, to: number, width: number): number[][];
   series: uPlot.Series[];
   axes: uPlot.Axis[];
   padding?: uPlot.Padding;
   draw?: (plot: uPlot) => void;
   /** The tooltip at `x`. */
-  hover(x: number, event: MouseEvent): string;
-  click?: (x: number, event: MouseEvent) => void;
+  hover?: (x: number) => string;
+  click?: (x: number) => void;
 }
 
 /** A picture over time and its window, `from` to `to`. */
@@ -225,10 +194,8 @@ interface Chart {
   from: number;
   to: number;
   set(from: number, to: number): void;
-  /** Moves the window by a part of its length. */
-  pan(part: number): void;
-  /** Shows less by a factor above 1; what is at `x` stays there. */
-  zoom(factor: number, x?: number): void;
+  /** Moves the window by a part of its length, and shows less by a factor above 1. */
+  move(part: number, factor?: number): void;
   whole(): void;
   /** Where a value is, in pixels from the left of the plot. */
   x(value: number): number;

@@ -1,6 +1,6 @@
 """Sections of a report, a module for each subject: see Note [One description of each view].
 
-Nothing here knows whether it will be text or a page, and nothing reads a file or torch.
+Nothing here reads a file or torch.
 """
 
 from __future__ import annotations
@@ -13,56 +13,73 @@ from memprof.profiler.views.report.summary import Summary
 
 from . import about, account, dataflow, ledger, live, tracker
 
+MAX_LEDGER = 5_000
+"""Entries of the ledger on a page, the latest; ``--section ledger`` prints all."""
 
-def of_profile(s: Summary, show: Show, snapshots: int) -> Iterator[Section]:
-    """All that there is to say of a profile, what matters most first; at most so many
-    ``snapshots`` of the tracker."""
+
+def of_profile(s: Summary, show: Show, snapshots: int, page: bool = False) -> Iterator[Section]:
+    """All that there is to say of a profile, what matters most first.
+
+    Args:
+        snapshots: at most so many of the tracker.
+        page: with pictures in place of tables of the peak, with the ledger, and without what heads
+            a page.
+    """
     if s.ledger.fallbacks:
         yield about.fell_back(s)
     profile, grows = s.profile, about.of_growth(s.growth, show)
+    accounts = account.of_accounts(profile.accounts, show, s.at_peak)
+    pools = tuple(
+        replace(account.of_graph_pool(pool, show), spare=4 if n else 0)
+        for n, pool in enumerate(profile.graph_pools)
+    )
+    devices = (*accounts, *pools)
+    if page:
+        devices = (
+            Section("accounts", "Device memory", parts=accounts),
+            Section("graph-pools", "CUDA graphs", parts=pools),
+        )
     # That of a failed allocation begins with the request, whatever else there is to say.
     failed = any(a.failure is not None for a in profile.accounts)
-    if not failed:
-        yield grows
-    yield from account.of_accounts(profile.accounts, show, s.at_peak)
-    for n, pool in enumerate(profile.graph_pools):
-        yield replace(account.of_graph_pool(pool, show), spare=4 if n else 0)
-    if failed:
-        yield grows
+    yield from (*devices, grows) if failed else (grows, *devices)
     others = profile.accounts or profile.graph_pools or profile.tracker
     if profile.graphs or profile.dataflow or not others:
-        yield from of_report(s, show)
+        yield from of_report(s, show, page)
     elif s.advice:
         yield about.advice(s.advice, show)
+    if page:
+        yield live.operations(profile)
     if profile.tracker is not None:
-        yield from tracker.of_tracker(profile.tracker, show, snapshots)
+        parts = tuple(tracker.of_tracker(profile.tracker, show, snapshots))
+        yield from (tracker.on_page(parts),) if page else parts
     yield about.words()
 
 
-def of_report(s: Summary, show: Show) -> Iterator[Section]:
-    yield about.header(s)
+def of_report(s: Summary, show: Show, page: bool = False) -> Iterator[Section]:
+    """Sections on compiled code and on the data flow."""
+    if not page:
+        yield about.header(s)
     yield live.peak(s, show)
-    breakdowns = list(live.peak_breakdowns(s, show))
+    breakdowns = [] if page else list(live.peak_breakdowns(s, show))
     yield from breakdowns[:1]
     if s.peak is not None or s.advice:
         yield about.advice(s.advice, show)
     yield from breakdowns[1:]
-    *by_device, missing = of_device(s, show)
+    if page:
+        yield from live.of_instant(s.profile)
     if s.graphs:
-        yield from by_device
+        yield live.graphs(s)
     if s.trees:
         yield ledger.trees(s, show)
-    if s.graphs or s.ledger.fallbacks or s.ledger.not_observed:
-        yield ledger.ledger_counts(s)
+    counts = ledger.ledger_counts(s)
+    if page:
+        entries = ledger.of_ledger(s.profile, show, MAX_LEDGER)
+        yield replace(entries, notes=(*counts.notes, *entries.notes), parts=counts.parts)
+    elif s.graphs or s.ledger.fallbacks or s.ledger.not_observed:
+        yield counts
     if s.profile.dataflow is not None:
         flow = dataflow.dataflow(s.dataflow, show)
-        yield from flow.parts or [flow]
+        yield from [flow] if page else flow.parts or [flow]
     if s.graphs:
-        yield missing
+        yield about.not_counted(s, show)
         yield live.descriptions(s.profile)
-
-
-def of_device(s: Summary, show: Show) -> Iterator[Section]:
-    """Yields the sections on one device, which a page replaces when another device is chosen."""
-    yield live.graphs(s)
-    yield about.not_counted(s, show)

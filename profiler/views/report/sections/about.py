@@ -263,7 +263,7 @@ def not_counted(s: Summary, show: Show) -> Section:
         caption = f"unattributed at the peak by {VIEWS[view][0].title}: {left}"
         rows = [(r.nbytes, r.key) for r in b.remainder]
         detail = not b.unattributed
-        tables.append(reasons(_REASON, rows, caption=caption, only="text", detail=detail))
+        tables.append(reasons(_REASON, rows, caption=caption, detail=detail))
     if c.missing:
         caption = "of what is allocated, without an FX node or a source line:"
         rows = [(n, reason) for reason, n in c.missing.items()]

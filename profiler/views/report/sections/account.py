@@ -252,15 +252,16 @@ def _captures(pool: model.GraphPool) -> Table:
         col.Bytes("alone", help="Bytes of the pool that no other graph uses", adds=True),
         col.Bytes("stays", help="Bytes that no later capture can have", adds=True),
         col.Code("graph"),
-        *col.below(col.Text("captured by", only="page"), col.Frame("at")),
+        *col.below(col.Frame("at")),
     )
     rows: list[col.Row] = [
-        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.maker, g.frame) for g in pool.graphs
+        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.frame or g.maker)
+        for g in pool.graphs
     ]
     none = (None,) * 4
     foot = (
-        (pool.grew_outside, *none, "outside of captures", "", None),
-        (pool.reserved, *none, "total reserved", "", None),
+        (pool.grew_outside, *none, "outside of captures", None),
+        (pool.reserved, *none, "total reserved", None),
     )
     return Table(columns, rows, foot)
 

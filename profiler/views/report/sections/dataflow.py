@@ -25,9 +25,9 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
         title += f"{format_ns(p.after_ns)} into the torch.profiler run"
         tables = (_categories(p), *map(partial(_by, p), _VIEWS), _live(p), _unknown(p))
         shown = tuple(table for table in tables if table.rows)
-        view = f"curve dataflow {p.device}"
         name = "data flow by source line, module and operator"
         notes = tuple(_notes(p, show))
+        view = f"curve dataflow {p.device}"
         parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
     none = Note(f"The torch.profiler run has {NO_EVENTS}.", Tone.WARN)
     notes = () if parts else (none,)

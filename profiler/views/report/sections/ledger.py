@@ -83,8 +83,6 @@ def trees(s: Summary, show: Show) -> Section:
         pools = ", ".join(f"{d} {show(n)}" for d, n in sorted(s.pools.items()))
         notes.append(Note(f"Largest pools: {pools}."))
         notes.append(Note(_COST))
-    if not s.recordings:
-        notes.append(Note(_why_none(s), only="page"))
     tables = (_recordings(s.recordings), _functions(s), _reasons(s))
     title = "Graph trees"
     shown = tuple(t for t in tables if t.rows)
@@ -177,11 +175,3 @@ def _reasons(s: Summary) -> Table:
     found.sort(key=lambda row: -row[0])
     caption = "What did not go the straight way"
     return Table(columns, found, caption=caption, rest=_MORE_REASONS, lines=True)
-
-
-def _why_none(s: Summary) -> str:
-    why = "No CUDA graph was recorded."
-    if set(s.device_peaks) <= {"cpu"}:
-        why = "CUDA graphs run on CUDA devices; in this profile everything ran on the CPU."
-    reasons = "; ".join(f"{r.reason} ({r.count:,} x)" for r in s.ledger.not_graphed[:_NAMED])
-    return f"{why} Reasons: {reasons}." if reasons else why

@@ -64,48 +64,38 @@ def peak(s: Summary, show: Show) -> Section:
     return Section("peak", known, tuple(notes))
 
 
-def figures(s: Summary, show: Show) -> list[tuple[str, str, str]]:
-    if s.peak is None:
-        return [("Peak", "-", "no call of a compiled graph was recorded")]
-    total, line = s.peak.nbytes, s.views[View.LINE].unattributed
-    graphs = f"{s.calls:,} calls in {format_ns(s.span_ns)}"
-    if s.dropped_calls:
-        graphs += f"; {s.dropped_calls:,} earlier ones are no longer in the log"
-    most = ("unknown", "")
-    for largest in s.views[View.CATEGORY].parts[:1]:
-        part = f"{show(largest.nbytes)}, {format_share(largest.nbytes, total)}"
-        most = (largest.key.replace("_", " "), part)
-    at = f"in call {s.peak.call + 1:,} of {s.calls:,}, {s.peak.graph}"
-    none = f"{format_share(line, total)} has no source line"
-    out = [
-        (f"Peak on {s.device}", show(total), at),
-        ("Most of it", *most),
-        ("Unattributed at the peak", show(line), none),
-        ("Compiled", f"{s.graphs:,} graphs", graphs),
-    ]
-    if s.unobserved_calls:
-        remark = "what these allocate is not counted; see Graphs"
-        out.append(("Not observed", f"{s.unobserved_calls:,} calls", remark))
-    return out
-
-
 def of_instant(profile: Profile) -> Iterator[Section]:
-    if not len(profile.calls):
-        none = "No call of a compiled graph was recorded: nothing that torch.compile made ran "
-        none += "while the profile was taken."
-        yield Section("over-time", "Memory over time", (Note(none),))
-        return
-    yield Section("over-time", "Memory over time", view="timeline")
-    yield Section("live-set", "Live set", view="live")
+    if len(profile.calls):
+        yield Section("over-time", "Memory over time", view="timeline")
+        yield Section("live-set", "Live set", view="live")
+
+
+def operations(profile: Profile) -> Section:
+    tracked = profile.tracker is not None and profile.tracker.operation_summary
+    title = "Operations and calls" if tracked else "Calls"
+    note = f"{profile.calls.dropped:,} calls before the first one shown are no longer in the log."
+    notes = (Note(note),) if profile.calls.dropped else ()
+    return Section("operations", title, notes, view="gantt" * bool(tracked or len(profile.calls)))
 
 
 def _live_columns(view: View, total: int = 0) -> tuple[col.Column, ...]:
     return (col.BYTES, col.share(total), col.Count("storages", adds=True), *VIEWS[view])
 
 
-def live_templates() -> dict[str, Table]:
-    """The tables of a page that it fills itself, for the instant that is chosen; by name."""
-    return {view.value: Table(_live_columns(view)) for view in View}
+def templates() -> dict[str, Table]:
+    """The tables of a page that it fills itself, by name: the views of a chosen instant, what a
+    row of them is made of, bars over time."""
+    parts = (
+        col.BYTES,
+        col.Count("storages"),
+        col.Code("name"),
+        col.Text("source line", fold=True),
+        col.MODULE,
+        col.Text("live because", fold=True),
+    )
+    bars = (col.Code("bar"), *col.alike(col.Ns, "begins", "duration"), col.Figure("live set"))
+    live = {view.value: Table(_live_columns(view)) for view in View}
+    return {**live, "parts": Table(parts), "bars": Table(bars, caption="Bars")}
 
 
 def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:

@@ -35,6 +35,11 @@ def of_tracker(record: model.TrackerRecord, show: Show, snapshots: int) -> Itera
     yield replace(_sources(record), detail=True, name="what the tracker sees")
 
 
+def on_page(parts: tuple[Section, ...]) -> Section:
+    """A tracker's sections as one, with the curve of its snapshots."""
+    return Section("tracker", "Tracker", parts=parts, view="curve tracker")
+
+
 def _about(record: model.TrackerRecord) -> Section:
     m = record.metadata
     began = datetime.fromtimestamp((m.perf_origin_ns + m.start_ns) / 1e9, tz=timezone.utc)

@@ -1,15 +1,5 @@
 // Pictures over time: uPlot's axes, cursor and selection, and a window that the reader moves.
 
-const LINES = ["--accent", "--cat-temporary", "--cat-gradient", "--cat-output", "--cat-activation"];
-
-/** A time of `n` ns on an axis that shows `span` of them: neighbours differ. @type {(n: number, span: number) => string} */
-function tick(n, span) {
-  if (n === 0) return "0";
-  const [unit, size] = TIMES.findLast(([, least]) => Math.abs(n) >= least) ?? TIMES[0];
-  const digits = Math.ceil(-Math.log10(Math.max(span, 1) / 20 / size));
-  return `${grouped(n / size, Math.max(0, Math.min(Math.round(Math.log10(size)), digits)))} ${unit}`;
-}
-
 /** @type {uPlot.Axis} */
 const AXIS = {
   font: "11px system-ui, sans-serif",
@@ -18,8 +8,7 @@ const AXIS = {
   ticks: { show: false },
 };
 const ROUND = [1, 2, 5, 10, 20, 50, 100, 200, 500];
-/** @type {(unit: number) => number[]} */
-const distances = (unit) => [0, 1, 2, 3, 4].flatMap((k) => ROUND.map((n) => n * unit ** k));
+const distances = (/** @type {number} */ unit) => [0, 1, 2, 3, 4].flatMap((k) => ROUND.map((n) => n * unit ** k));
 /** @type {uPlot.Axis} */
 const BYTE_AXIS = {
   ...AXIS,
@@ -34,7 +23,8 @@ const TIME_AXIS = {
   gap: 4,
   space: 90,
   incrs: distances(1000),
-  values: (_, at) => at.map((t) => tick(t, at[at.length - 1] - at[0])),
+  // After the first, how much later: neighbours differ at every zoom.
+  values: (_, at) => at.map((t, i) => (i ? `+${ns(t - at[0])}` : ns(t))),
 };
 
 /** A series of steps in a CSS colour, filled or as a line. @type {(css: string, isFilled: boolean) => uPlot.Series} */
@@ -43,8 +33,8 @@ function stepsIn(css, isFilled) {
   return { paths: uPlot.paths.stepped?.({ align: 1 }), points: { show: false }, width: 1.5, ...style };
 }
 
-/** Sums of layers, from the top one down: areas are painted over each other. @type {(layers: number[][]) => number[][]} */
-function stacked(layers) {
+/** Sums of layers, from the top one down: areas are painted over each other. */
+function stacked(/** @type {number[][]} */ layers) {
   const sums = [...layers];
   for (let s = sums.length - 2; s >= 0; s--) sums[s] = sums[s].map((v, i) => v + sums[s + 1][i]);
   return sums;
@@ -62,28 +52,26 @@ function mark({ ctx, bbox, valToPos }, x, text = "") {
 }
 
 /** @type {(box: HTMLElement, options: ChartOptions) => Chart} */
-function chartIn(box, { label, height, start = 0, end, least = 1, data, series, axes, padding, draw, hover, click }) {
+function chartIn(box, { label, height, end, least, data, series, axes, padding, draw, hover, click }) {
   /** @type {Chart} */
   const chart = {
-    from: start,
+    from: 0,
     to: end,
     set(from, to) {
-      const span = Math.min(end - start, Math.max(least, to - from));
-      chart.from = Math.max(start, Math.min(end - span, from));
+      const span = Math.min(end, Math.max(least, to - from));
+      chart.from = Math.max(0, Math.min(end - span, from));
       chart.to = chart.from + span;
       plot.batch(() => {
         plot.setData(/** @type {any} */ (data(chart.from, chart.to, plot.width - 84)), false);
         plot.setScale("x", { min: chart.from, max: chart.to });
       });
     },
-    pan(part) {
-      const by = part * (chart.to - chart.from);
-      chart.set(chart.from + by, chart.to + by);
+    move(part, factor = 1) {
+      const half = (chart.to - chart.from) / 2;
+      const middle = chart.from + half + 2 * half * part;
+      chart.set(middle - half / factor, middle + half / factor);
     },
-    zoom(factor, x = (chart.from + chart.to) / 2) {
-      chart.set(x - (x - chart.from) / factor, x + (chart.to - x) / factor);
-    },
-    whole: () => chart.set(start, end),
+    whole: () => chart.set(0, end),
     x: (value) => plot.valToPos(value, "x"),
     redraw: () => plot.redraw(false),
   };
@@ -100,11 +88,16 @@ function chartIn(box, { label, height, start = 0, end, least = 1, data, series, 
         y: false,
         points: { show: false },
         drag: { x: true, setScale: false },
-        bind: { dblclick: () => () => chart.whole() ?? null },
+        bind: {
+          // Also where bars lie over the plot.
+          mousedown: (_u, _over, begin) => (event) => (event.button ? null : begin(event)),
+          mousemove: (_u, _over, move) => move,
+          dblclick: () => () => chart.whole() ?? null,
+        },
       },
       hooks: { draw: [(u) => draw?.(u)], setSelect: [zoomToSelected] },
     },
-    /** @type {any} */ (data(start, end, Math.max(200, box.clientWidth) - 84)),
+    /** @type {any} */ (data(0, end, Math.max(200, box.clientWidth) - 84)),
     box,
   );
   const { over } = plot;
@@ -119,18 +112,10 @@ function chartIn(box, { label, height, start = 0, end, least = 1, data, series, 
   Object.assign(plot.ctx.canvas, { role: "img", ariaLabel: label });
   for (const type of /** @type {const} */ (["pointermove", "pointerdown"])) {
     over.addEventListener(type, (event) => {
-      over.dataset.tip = hover(at(event), event);
+      over.dataset.tip = hover?.(at(event)) ?? "";
     });
   }
-  over.addEventListener("click", (event) => click?.(at(event), event));
-  // A wheel alone scrolls the page, as it does everywhere.
-  over.addEventListener("wheel", (event) => {
-    const along = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    if (!along && !event.ctrlKey && !event.metaKey) return;
-    event.preventDefault();
-    if (along) chart.pan((event.deltaX || event.deltaY) / over.clientWidth);
-    else chart.zoom(Math.exp(-event.deltaY * 0.002), at(event));
-  });
+  over.addEventListener("click", (event) => click?.(at(event)));
   new ResizeObserver(() => {
     if (!box.clientWidth || box.clientWidth === plot.width) return;
     plot.setSize({ width: box.clientWidth, height });
@@ -141,29 +126,25 @@ function chartIn(box, { label, height, start = 0, end, least = 1, data, series, 
 }
 
 /** One of `profile.curves`, with its legend; bytes hold until the next entry. @type {(curve: Curve, root: HTMLElement) => void} */
-function curve({ label, time_ns: time, peak, stacked: isStacked, lines: given }, root) {
-  const lines = given.map((line, i) => ({
-    ...line,
-    css: `var(${isStacked ? categoryVariable(line.name) : LINES[i % LINES.length]})`,
-  }));
+function curve({ label, time_ns: time, peak, stacked: isStacked, lines }, root) {
   if (isStacked) lines.sort((a, b) => STACK.indexOf(b.name) - STACK.indexOf(a.name));
-  const values = lines.map((l) => l.values);
-  const legend = lines.map((l) => el("li", {}, swatch(l.css), words(l.name)));
+  const values = lines.map((line) => line.values);
+  const legend = lines.map((line) => el("li", {}, swatch(`var(${line.variable})`), words(line.name)));
   root.append(el("ul.legend", {}, legend));
   chartIn(root, {
     label,
     height: 220,
-    start: time[0],
-    end: Math.max(time[0] + 1, time[time.length - 1]),
+    end: Math.max(1, time[time.length - 1]),
+    least: 1,
     data: () => [time, ...(isStacked ? stacked(values) : values)],
-    series: lines.map((l) => stepsIn(l.css, isStacked)),
+    series: lines.map((line) => stepsIn(`var(${line.variable})`, isStacked)),
     axes: [TIME_AXIS, BYTE_AXIS],
     draw: (plot) => peak !== null && mark(plot, peak, "peak"),
     hover(x) {
       const i = Math.max(0, above(time, x) - 1);
       return tip(
         ns(time[i]),
-        lines.map((l) => [words(l.name), bytes(l.values[i])]),
+        lines.map((line) => [words(line.name), bytes(line.values[i])]),
       );
     },
   });

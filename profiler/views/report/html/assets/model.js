@@ -6,9 +6,9 @@ const unpacked = ({ of, at }) => at.map((i) => of[i]);
 const rowOf = (columns, i) =>
   /** @type {any} */ (Object.fromEntries(Object.entries(columns).map(([name, c]) => [name, c.of[c.at[i]]])));
 
-/** @type {(profile: Profile, device: Device) => Model} */
-function modelOf(profile, device) {
-  const { calls, steps, units, lists, items } = device;
+/** @type {(profile: Profile) => Model} */
+function modelOf(profile) {
+  const { calls, steps, units, lists, items } = profile.device;
   const nbytes = unpacked(items.nbytes);
   const siteOf = unpacked(items.site);
   const categories = unpacked(profile.sites.category);
@@ -66,7 +66,7 @@ function modelOf(profile, device) {
 
   /** @type {Model} */
   const model = {
-    device,
+    peak: profile.device.peak,
     siteOf,
     nbytes,
     length: calls.step.length,
@@ -111,33 +111,13 @@ function modelOf(profile, device) {
   return model;
 }
 
-/** By the clock, or with the same room for each call. @type {(model: Model, byClock: boolean) => Axis} */
-function axisOf({ device: { calls }, length, last }, byClock) {
-  const starts = new Float64Array(length + 1);
-  const ends = new Float64Array(length);
-  for (let k = 0; k < length; k++) {
-    const inside = last(k) + 1;
-    // Calls are in order of return; one that ran beside another is drawn after it.
-    starts[k] = byClock ? Math.max(calls.start_ns[k], ends[k - 1] ?? 0) : k;
-    ends[k] = byClock ? calls.start_ns[k] + calls.duration_ns[k] : k + inside / (inside + 1);
-    ends[k] = Math.max(ends[k], starts[k]);
-  }
-  starts[length] = byClock ? ends[length - 1] : length;
-  return {
-    starts,
-    ends,
-    edge(k, position) {
-      const inside = last(k) + 1;
-      return position > inside ? starts[k + 1] : starts[k] + ((ends[k] - starts[k]) * position) / inside;
-    },
-    find(x) {
-      const k = Math.max(0, Math.min(length, above(starts, x)) - 1);
-      const inside = last(k) + 1;
-      if (x >= ends[k] && ends[k] < starts[k + 1]) return [k, inside];
-      const part = (x - starts[k]) / (ends[k] - starts[k] || 1);
-      return [k, Math.max(0, Math.min(inside - 1, Math.floor(part * inside)))];
-    },
-  };
+/** Where a position begins if every call is 1 wide, the pause after it included; it ends where the next one begins. @type {(model: Model, k: number, position: number) => number} */
+const edge = ({ last }, k, position) => k + position / (last(k) + 2);
+
+/** @type {(model: Model, x: number) => Position} */
+function positionAt({ length, last }, x) {
+  const k = Math.max(0, Math.min(length - 1, Math.floor(x)));
+  return [k, Math.max(0, Math.min(last(k) + 1, Math.floor((x - k) * (last(k) + 2))))];
 }
 
 /** The first index whose value in a sorted array is above `x`. @type {(sorted: ArrayLike<number>, x: number, low?: number, high?: number) => number} */
@@ -153,27 +133,23 @@ function above(sorted, x, from = 0, to = sorted.length) {
 
 /**
  * Of the window [from, to) in `count` columns the positions with most and with least bytes, so that
- * peaks are exact at every zoom; null where there is none.
- * @type {(model: Model, axis: Axis, from: number, to: number, count: number) => Record<"high" | "low", Position[]>}
+ * peaks are exact at every zoom.
+ * @type {(model: Model, from: number, to: number, count: number) => Record<"high" | "low", Position[]>}
  */
-function columnsOf(model, axis, from, to, count) {
-  /** @type {Position[]} */
-  const high = Array(count).fill(null);
+function columnsOf(model, from, to, count) {
+  const high = Array.from({ length: count }, (_, c) => positionAt(model, from + ((c + 0.5) * (to - from)) / count));
   const low = [...high];
   // What only touches a column, to within rounding, does not fall into it.
   const column = (/** @type {number} */ x) => ((x - from) * count) / (to - from || 1);
-  for (let k = axis.find(from)[0]; k < model.length && axis.starts[k] <= to; k++) {
+  for (let k = positionAt(model, from)[0]; k < Math.min(to, model.length); k++) {
     const { total, highest, lowest } = model.levels(k);
-    const between = total.length - 1;
-    const isNarrow = Math.floor(column(axis.starts[k])) === Math.floor(column(axis.ends[k]));
-    for (const p of isNarrow ? [highest, lowest, between] : total.keys()) {
-      const [a, b] = [axis.edge(k, p), axis.edge(k, p + 1)];
-      if (a === b && p === between) continue;
-      const begin = Math.floor(column(a) + 1e-6);
-      const end = Math.max(begin + 1, Math.ceil(column(b) - 1e-6));
+    const isNarrow = Math.floor(column(k)) === Math.floor(column(k + 1));
+    for (const p of isNarrow ? [highest, lowest, total.length - 1] : total.keys()) {
+      const begin = Math.floor(column(edge(model, k, p)) + 1e-6);
+      const end = Math.max(begin + 1, Math.ceil(column(edge(model, k, p + 1)) - 1e-6));
       for (let c = Math.max(0, begin); c < Math.min(count, end); c++) {
-        if (!high[c] || total[p] > model.bytes(...high[c])) high[c] = [k, p];
-        if (!low[c] || total[p] < model.bytes(...low[c])) low[c] = [k, p];
+        if (total[p] > model.bytes(...high[c])) high[c] = [k, p];
+        if (total[p] < model.bytes(...low[c])) low[c] = [k, p];
       }
     }
   }

@@ -13,8 +13,7 @@ const formats = Array.from({ length: 10 }, (_, digits) => {
   const range = { minimumFractionDigits: digits, maximumFractionDigits: digits };
   return new Intl.NumberFormat("en-US", { roundingMode: "halfEven", ...range });
 });
-/** @type {(n: number, digits?: number) => string} */
-const grouped = (n, digits = 0) => formats[digits].format(n);
+const grouped = (/** @type {number} */ n, digits = 0) => formats[digits].format(n);
 
 /** In the unit that makes it less than 1000. @type {(n: number, units: [string, number][]) => string} */
 function scaled(n, units) {
@@ -24,19 +23,13 @@ function scaled(n, units) {
   return `${grouped(n / size, size === 1 || value >= 99.95 ? 0 : value < 9.995 ? 2 : 1)} ${unit}`;
 }
 
-/** @type {(n: number) => string} */
-const exactBytes = (n) => `${grouped(n)} B`;
-/** @type {(n: number) => string} */
-const bytes = (n) => (Math.abs(n) < 1024 ? exactBytes(n) : scaled(n, BINARY));
-/** @type {(n: number) => string} */
-const ns = (n) => scaled(n, TIMES);
-/** @type {(name: string) => string} */
-const words = (name) => name.replaceAll("_", " ");
-/** @type {(values: number[]) => number} */
-const sum = (values) => values.reduce((a, b) => a + b, 0);
+const exactBytes = (/** @type {number} */ n) => `${grouped(n)} B`;
+const bytes = (/** @type {number} */ n) => (Math.abs(n) < 1024 ? exactBytes(n) : scaled(n, BINARY));
+const ns = (/** @type {number} */ n) => scaled(n, TIMES);
+const words = (/** @type {string} */ name) => name.replaceAll("_", " ");
+const sum = (/** @type {number[]} */ values) => values.reduce((a, b) => a + b, 0);
 
-/** @type {(part: number, whole: number) => string} */
-function share(part, whole) {
+function share(/** @type {number} */ part, /** @type {number} */ whole) {
   if (!whole) return "-";
   const percent = (100 * part) / whole;
   if (part && percent < 0.05) return "<0.1 %";
@@ -64,8 +57,7 @@ function el(tag, { style = {}, ...others } = {}, ...children) {
   return fill(node, children);
 }
 
-/** @type {(value: unknown) => boolean} */
-const isThere = (value) => value !== null && value !== undefined && value !== false;
+const isThere = (/** @type {unknown} */ value) => value !== null && value !== undefined && value !== false;
 
 /** @type {(node: Element, ...children: Child[]) => any} */
 function fill(node, ...children) {
@@ -73,15 +65,9 @@ function fill(node, ...children) {
   return node;
 }
 
-/** @type {(id: string) => HTMLElement} */
-const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
-/** @type {(label: string, press: () => void) => HTMLElement} */
-const button = (label, press) => el("button", { type: "button", click: press }, label);
-/** A square of a CSS colour, before its words. @type {(color: string) => HTMLElement} */
-const swatch = (color) => el("i.swatch", { style: { "--swatch": color } });
-
-/** How a page draws the views that sections name. @type {{ draw: (name: string, root: HTMLElement) => void }} */
-const views = { draw() {} };
+const byId = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
+/** A square of a CSS colour, before its words. */
+const swatch = (/** @type {string} */ color) => el("i.swatch", { style: { "--swatch": color } });
 
 /** Puts an element of elements.py into the document. @type {(element: Tree) => Child} */
 function build(element) {
@@ -90,7 +76,7 @@ function build(element) {
   if (tag === "table") return table(attributes);
   if (tag !== "view") return el(tag, attributes, children.map(build));
   const root = el("div");
-  queueMicrotask(() => views.draw(attributes, root)); // once it is in the document
+  queueMicrotask(() => drawView(attributes, root)); // once it is in the document
   return root;
 }
 
@@ -104,22 +90,11 @@ function radios(group, choices, choose) {
   );
 }
 
-/**
- * Adds a template of report.html; its buttons do what `actions` has for their `data-do`.
- * @type {(root: HTMLElement, name: string, actions?: Record<string, () => void>) => void}
- */
+/** Adds a template of report.html; its buttons do what `actions` has for their `data-do`. @type {(root: HTMLElement, name: string, actions?: Record<string, () => void>) => void} */
 function addTemplate(root, name, actions = {}) {
   const template = /** @type {HTMLTemplateElement} */ (byId(`draw-${name}`));
   root.append(template.content.cloneNode(true));
   root.addEventListener("click", (event) => actions[/** @type {any} */ (event.target).dataset.do]?.());
-}
-
-/** Does what `moves` has for a key, unless Ctrl, Alt or Meta is pressed too. @type {(event: KeyboardEvent, moves: Record<string, () => void>) => void} */
-function onKey(event, moves) {
-  const move = moves[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-  if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
-  event.preventDefault();
-  move();
 }
 
 // ---- Colours, which change with the theme
@@ -131,59 +106,36 @@ const STACK = (
   "input output autograd_detail temporary unknown"
 ).split(" ");
 
-/** The CSS variable of a category's colour. @type {(name: string) => string} */
-const categoryVariable = (name) => `--cat-${name.replaceAll("_", "-")}`;
-/** @type {(name: string) => HTMLElement} */
-const categorySwatch = (name) => swatch(`var(${categoryVariable(name)})`);
+/** The CSS variable of a category's colour. */
+const categoryVariable = (/** @type {string} */ name) => `--cat-${name.replaceAll("_", "-")}`;
+const categorySwatch = (/** @type {string} */ name) => swatch(`var(${categoryVariable(name)})`);
 
-/** @type {Map<string, string>} */
-const colors = new Map();
-/** A CSS colour now, as canvases take it. @type {(css: string) => string} */
-function computed(css) {
+/** A CSS colour now, as canvases take it. */
+function computed(/** @type {string} */ css) {
   byId("announcer").style.color = css;
-  if (!colors.has(css)) colors.set(css, getComputedStyle(byId("announcer")).color);
-  return colors.get(css) ?? css;
+  return getComputedStyle(byId("announcer")).color;
 }
-/** @type {(variable: string) => string} */
-const color = (variable) => computed(`var(${variable})`);
-/** Black or white, whichever can be read on a colour. @type {(variable: string) => string} */
-const inkOn = (variable) => computed(`lch(from var(${variable}) calc((49.44 - l) * infinity) 0 0)`);
+const color = (/** @type {string} */ variable) => computed(`var(${variable})`);
 
-function themeChanged() {
-  colors.clear();
-  dispatchEvent(new Event("theme"));
-}
+const themeChanged = () => dispatchEvent(new Event("theme"));
 byId("theme").addEventListener("change", themeChanged); // the style sheet does the rest
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
 
 // ---- One tooltip a page: what an element has as `data-tip`. The same facts are in the tables, so
 // screen readers need not hear them on every move.
 
-/** @type {(title: string, rows: Fact[]) => string} */
-const tip = (title, rows) =>
+const tip = (/** @type {string} */ title, /** @type {Fact[]} */ rows) =>
   [title, ...rows.filter(([, value]) => value).map(([label, value]) => `${label}: ${value}`)].join("\n");
 
-/** A list of what has a value. @type {(rows: Fact[]) => HTMLElement} */
-function facts(rows) {
-  const there = rows.filter(([, value]) => value);
-  return el(
-    "dl.facts",
-    {},
-    there.map(([label, value]) => [el("dt", {}, label), el("dd.num", {}, value)]),
-  );
-}
-
-/** @type {(event: PointerEvent) => void} */
-function showTip({ target, clientX: x, clientY: y }) {
+function showTip(/** @type {PointerEvent} */ { target, clientX: x, clientY: y }) {
   const text = target instanceof Element && target.closest("[data-tip]")?.getAttribute("data-tip");
   const tooltip = byId("tooltip");
   tooltip.hidden = !text;
   if (!text) return;
   tooltip.textContent = text;
   const { width, height } = tooltip.getBoundingClientRect();
-  const left = x + 14 + width + 8 <= innerWidth ? x + 14 : x - 14 - width;
-  tooltip.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
-  tooltip.style.top = `${Math.max(8, Math.min(y + 14, innerHeight - height - 8))}px`;
+  tooltip.style.left = `${Math.min(x + 14, innerWidth - width - 8)}px`;
+  tooltip.style.top = `${Math.min(y + 14, innerHeight - height - 8)}px`;
 }
 addEventListener("pointermove", showTip);
 addEventListener("pointerdown", showTip);
@@ -191,18 +143,13 @@ addEventListener("scroll", () => byId("tooltip").setAttribute("hidden", ""), { c
 
 // ---- From the page's payload to the first drawing
 
-/** The payload: base64 of gzip of JSON. */
-async function readPayload() {
-  const packed = Uint8Array.from(atob(byId("payload").textContent ?? ""), (c) => c.charCodeAt(0));
-  byId("payload").remove();
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).json();
-}
-
-/** Draws the payload. Then `data-ready` of the document has the milliseconds since it began to load. @type {(draw: (payload: any) => void) => Promise<void>} */
-async function start(draw) {
+/** Draws the payload, base64 of gzip of JSON. Then `data-ready` has the milliseconds since the page began to load. */
+async function start() {
   try {
-    draw(await readPayload());
+    const packed = Uint8Array.from(atob(byId("payload").textContent ?? ""), (c) => c.charCodeAt(0));
+    byId("payload").remove();
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    drawReport(await new Response(stream).json());
     await new Promise((drawn) => setTimeout(drawn)); // views and charts draw in microtasks
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   } catch (error) {

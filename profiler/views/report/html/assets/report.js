@@ -2,63 +2,39 @@
 
 /** @type {(profile: Profile) => State} */
 function stateOf(profile) {
-  const models = profile.devices.map((device) => modelOf(profile, device));
-  /** @type {{ event: string, draw: () => void }[]} */
+  const model = modelOf(profile);
+  /** @type {(() => void)[]} */
   const drawings = [];
-  const changed = (/** @type {string} */ what) => {
-    for (const { event, draw } of drawings) if (event === what) draw();
-  };
-  let isWaiting = false;
-  function selected() {
-    isWaiting = false;
-    state.live = state.model.live(state.call, state.position);
-    state.total = state.model.bytes(state.call, state.position);
-    changed("select");
-  }
   /** @type {State} */
   const state = {
     profile,
-    models,
-    model: models[0],
+    model,
     call: 0,
     position: 0,
     live: new Map(),
     total: 0,
-    detail: { title: "", items: [] },
-    on: (event, draw) => drawings.push({ event, draw }),
-    setDevice(model) {
-      state.model = model;
-      changed("device");
-      const [call, instant] = model.device.peak ?? [0, 0];
-      state.select(call, instant, true);
-    },
-    select(call, position, now = false) {
-      const { length, last } = state.model;
-      if (!length) return;
-      state.call = Math.max(0, Math.min(length - 1, call));
-      state.position = Math.max(0, Math.min(last(state.call) + 1, position));
-      if (now) selected();
-      else if (!isWaiting) requestAnimationFrame(selected);
-      isWaiting = !now;
+    onSelect: (draw) => drawings.push(draw),
+    select(call, position) {
+      if (!model.length) return;
+      state.call = Math.max(0, Math.min(model.length - 1, call));
+      state.position = Math.max(0, Math.min(model.last(state.call) + 1, position));
+      state.live = model.live(state.call, state.position);
+      state.total = model.bytes(state.call, state.position);
+      for (const draw of drawings) draw();
     },
     selectPeak() {
-      const { peak } = state.model.device;
-      if (peak) state.select(peak[0], peak[1]);
+      const [call, instant] = model.peak ?? [0, 0];
+      state.select(call, instant);
     },
     move(by) {
       const next = state.position + by;
-      const isOver = next > state.model.last(state.call) + 1;
+      const isOver = next > model.last(state.call) + 1;
       if (next < 0 && state.call > 0) state.select(state.call - 1, Number.POSITIVE_INFINITY);
-      else if (isOver && state.call + 1 < state.model.length) state.moveCall(1);
+      else if (isOver && state.call + 1 < model.length) state.moveCall(1);
       else state.select(state.call, next);
     },
     moveCall: (by) => state.select(state.call + by, 0),
-    showDetail(title, items) {
-      state.detail = { title, items };
-      changed("detail");
-    },
     nameOf(call, position) {
-      const { model } = state;
       const which = `call ${grouped(call + 1)} of ${grouped(model.length)}, ${model.graph(call).label}`;
       const last = model.last(call);
       if (position > last) return `after ${which}`;
@@ -80,7 +56,7 @@ function instantBar(state, bar) {
   });
   const put = (/** @type {string} */ id, /** @type {string} */ text, /** @type {number} */ n) =>
     Object.assign(byId(id), { textContent: text, title: exactBytes(n) }).setAttribute("data-bytes", String(n));
-  state.on("select", () => {
+  state.onSelect(() => {
     const { model, live, total, call, position } = state;
     const name = state.nameOf(call, position);
     const unknown = sum(model.breakdown(live, "line").map((part) => (part.known ? 0 : part.nbytes)));
@@ -93,41 +69,26 @@ function instantBar(state, bar) {
   });
 }
 
-/** @type {(payload: Payload) => void} */
-function drawReport({ ranks, profiles }) {
-  const asked = new URLSearchParams(location.search).get("rank");
-  const chosen = ranks ? Math.max(0, asked === null ? ranks.first : ranks.shown.indexOf(Number(asked))) : 0;
-  const state = stateOf(profiles[chosen]);
-  // For a console, and for tests.
-  window.memprof = { report: state, modelOf, axisOf, columnsOf, leavesOf, STACK, bytes, ns, share, color };
+/** @type {State} */
+let state;
+
+/** Draws a view that a section names. */
+function drawView(/** @type {string} */ name, /** @type {HTMLElement} */ root) {
   /** @type {Record<string, Draw>} */
   const draws = { timeline, live: liveSet, gantt };
-  views.draw = (name, root) =>
-    draws[name] ? draws[name](state, root) : curve(state.profile.curves[name.replace("curve ", "")], root);
-  fill(byId("main"), ranks && build(ranks.elements), state.profile.elements.map(build));
-  const rank = String(ranks?.shown[chosen]);
-  document.getElementById("whose")?.append(` ${rank}`);
-  for (const link of document.querySelectorAll(".job a")) {
-    link.ariaCurrent = String(link.textContent === rank);
-  }
-  if (state.models.length > 1) {
-    const devices = state.models.map(({ device }, i) => [String(i), device.label]);
-    radios(byId("devices"), devices, (i) => state.setDevice(state.models[i]));
-  }
-  state.on("device", () => {
-    for (const [id, content] of Object.entries(state.model.device.elements)) {
-      const box = document.getElementById(id);
-      if (box) fill(box, content.map(build));
-    }
-  });
-  if (state.model.length) instantBar(state, byId("instant"));
-  addEventListener("keydown", (event) => {
-    if (event.target instanceof Element && event.target.closest("input, select, #gantt")) return;
-    onKey(event, { p: () => state.selectPeak() });
-  });
-  queueMicrotask(() => {
-    state.setDevice(state.model);
-  });
+  const lines = state.profile.curves[name.replace("curve ", "")];
+  if (draws[name]) draws[name](state, root);
+  else if (lines) curve(lines, root);
 }
 
-start(drawReport);
+/** @type {(payload: Payload) => void} */
+function drawReport({ ranks, profile }) {
+  state = stateOf(profile);
+  // For a console, and for tests.
+  window.memprof = { report: state, modelOf, edge, columnsOf, STACK, bytes, ns, share, color };
+  fill(byId("main"), ranks && build(ranks), profile.elements.map(build));
+  if (state.model.length) instantBar(state, byId("instant"));
+  queueMicrotask(state.selectPeak);
+}
+
+start();

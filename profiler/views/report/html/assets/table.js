@@ -1,8 +1,7 @@
 // Tables as elements.py describes them: sorted by their headings, a bounded number of rows at a time;
 // at phone width every cell stands after its column's name.
 
-/** @type {(cell: Cell | undefined) => string | number} */
-const keyOf = (cell) => (Array.isArray(cell) ? cell[0] : (cell ?? "-"));
+const keyOf = (/** @type {Cell | undefined} */ cell) => (Array.isArray(cell) ? cell[0] : (cell ?? "-"));
 
 /** In the order of a column, what is missing last. @type {(column: number, down: boolean) => (a: Cell[], b: Cell[]) => number} */
 function byColumn(column, down) {
@@ -14,9 +13,9 @@ function byColumn(column, down) {
   };
 }
 
-/** A table; with `pick`, rows can be chosen. @type {(data: DataTable, limit?: number, pick?: (i: number) => void) => HTMLElement} */
-function table({ title, captioned, fit, columns, rows, foot }, limit = 12, pick) {
-  let [shown, sorted, down] = [limit, -1, false];
+/** @type {(data: DataTable) => HTMLElement} */
+function table({ title, captioned, fit, columns, rows, foot }) {
+  let [shown, sorted, down] = [12, -1, false];
   const body = el("tbody");
   const more = el("p.table-more");
   const heads = columns.map(({ title: name, class: className, help, sorted: canSort }, i) => {
@@ -33,26 +32,24 @@ function table({ title, captioned, fit, columns, rows, foot }, limit = 12, pick)
   }
 
   function line(/** @type {Cell[]} */ row) {
-    const cells = row.map((cell, i) => {
-      const children = Array.isArray(cell) ? cell.slice(1).map(build) : cell;
-      return el("td", { class: columns[i].class, "data-label": columns[i].title }, children);
-    });
-    if (!pick || !rows.includes(row)) return el("tr", {}, cells);
-    const click = () => pick(rows.indexOf(row));
-    const keydown = (/** @type {KeyboardEvent} */ event) => onKey(event, { Enter: click, " ": click });
-    return el("tr.pickable", { tabindex: 0, click, keydown }, cells);
+    const cells = row.map((cell) => (Array.isArray(cell) ? cell.slice(1).map(build) : cell));
+    return el(
+      "tr",
+      {},
+      cells.map((cell, i) => el("td", { class: columns[i].class, "data-label": columns[i].title }, cell)),
+    );
   }
 
   function draw() {
     const ordered = sorted >= 0 ? rows.toSorted(byColumn(sorted, down)) : rows;
     fill(body, ordered.slice(0, shown).map(line));
-    const next = Math.min(rows.length - shown, Math.max(limit * 4, 50));
+    const next = Math.min(rows.length - shown, 50);
     const grow = () => {
       shown += next;
       draw();
     };
     const text = `Show ${grouped(next)} more of ${grouped(rows.length)}`;
-    fill(more, next > 0 && button(text, grow));
+    fill(more, next > 0 && el("button", { type: "button", click: grow }, text));
   }
 
   draw();
@@ -81,11 +78,14 @@ const shareCell = (n, whole) => [
   el("span.bar", { style: { "--bar": `${(100 * n) / (whole || 1)}%` } }, share(n, whole)),
 ];
 
-/** A category with its colour; other names as they are. @type {(name: string) => Child[]} */
-const named = (name) => (STACK.includes(name) ? [categorySwatch(name), words(name)] : [name]);
+/** A category with its colour; other names as they are. */
+const named = (/** @type {string} */ name) => (STACK.includes(name) ? [categorySwatch(name), words(name)] : [name]);
 
-/** A name and what stands in smaller type below it. @type {(name: string, below: (string | null | undefined)[]) => Cell} */
-function nameCell(name, below) {
+/** A name and what stands in smaller type below it; with `press`, the name is a button. @type {(name: string, below: (string | null | undefined)[], press?: () => void) => Cell} */
+function nameCell(name, below, press) {
   const parts = below.filter((part) => part).map((part, i) => [i > 0 && " · ", named(String(part))]);
-  return [name, el("span.code", {}, named(name)), parts.length > 0 && el("div.dim.code", {}, parts)];
+  const head = press
+    ? el("button.code", { type: "button", click: press }, named(name))
+    : el("span.code", {}, named(name));
+  return [name, head, parts.length > 0 && el("div.dim.code", {}, parts)];
 }

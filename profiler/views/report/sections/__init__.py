@@ -45,10 +45,11 @@ def of_profile(s: Summary, show: Show, snapshots: int, page: bool = False) -> It
     others = profile.accounts or profile.graph_pools or profile.tracker
     if profile.graphs or profile.dataflow or not others:
         yield from of_report(s, show, page)
-    elif s.advice:
-        yield about.advice(s.advice, show)
-    if page:
-        yield live.operations(profile)
+    else:
+        if s.advice:
+            yield about.advice(s.advice, show)
+        if page:
+            yield live.operations(profile)
     if profile.tracker is not None:
         parts = tuple(tracker.of_tracker(profile.tracker, show, snapshots))
         yield from (tracker.on_page(parts),) if page else parts
@@ -67,6 +68,7 @@ def of_report(s: Summary, show: Show, page: bool = False) -> Iterator[Section]:
     yield from breakdowns[1:]
     if page:
         yield from live.of_instant(s.profile)
+        yield live.operations(s.profile)
     if s.graphs:
         yield live.graphs(s)
     if s.trees:

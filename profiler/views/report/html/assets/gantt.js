@@ -25,7 +25,7 @@ function gantt(state, root) {
     data: (from, to) => [[from, to]],
     series: [],
     axes: [{ ...TIME_AXIS, side: 0, size: SCALE }, { show: false }],
-    padding: [0, 20, 0, 8],
+    padding: [0, 20, 0, 20],
     draw,
   });
   chart.plot?.over.append(list);

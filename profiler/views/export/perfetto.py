@@ -132,7 +132,7 @@ class _ProcessTrace:
         stamp = self._us(time)
         values = {f"{name} {c.label}": n for c, n in changed.items()}
         for counter, value in {**values, f"{name} live": total}.items():
-            if shown.get(counter) != value:
+            if shown.get(counter, 0) != value:
                 shown[counter] = value
                 yield f"{self._counter(counter, value)}{stamp}}}"
 

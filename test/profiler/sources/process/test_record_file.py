@@ -93,7 +93,7 @@ def test_the_schema_takes_what_is_written() -> None:
 
 
 def test_a_file_of_memprof_0_1_0_is_refused_by_name() -> None:
-    with pytest.raises(ProfileInvalidError, match=r"written by memprof 0\.1\.0"):
+    with pytest.raises(ProfileInvalidError, match=r"a file of memprof 0\.1\.0"):
         decode_profile(b'{"format":"memprof-tracker","schema_version":1,"created_ns":0}')
 
 

@@ -94,18 +94,28 @@ def examine() -> Diagnosis:
         "C++ compiler": _compiler,
         "entry point": _entry_point,
     }
-    features: dict[str, Callable[[], str]] = {
-        'torch.compile(backend="memprof")': lambda: _backend(found),
-        "Inductor code for CPU": lambda: _cpu_code(found),
-        "Inductor code for GPU": lambda: _gpu_code(found),
-        "CUDA graphs": _cuda_graphs,
-        "memprof simulate": _simulation,
-        "memprof report": lambda: (
-            "what reads files: report, diff, export and others, without torch"
+    # Of each, what it needs.
+    features: dict[str, tuple[tuple[str, ...], Callable[[], str]]] = {
+        'torch.compile(backend="memprof")': (("torch", "entry point"), _backend),
+        "Inductor code for CPU": (
+            ("torch", "C++ compiler"),
+            lambda: "compiled by the C++ compiler above",
+        ),
+        "Inductor code for GPU": ((), lambda: _gpu_code(found["triton"])),
+        "CUDA graphs": ((), _cuda_graphs),
+        "memprof simulate": ((), _simulation),
+        "memprof report": (
+            (),
+            lambda: "what reads files: report, diff, export and others, without torch",
         ),
     }
-    for name, probe in {**environment, **features}.items():
+    for name, probe in environment.items():
         found[name] = _probe(name, probe)
+    for name, (needs, probe) in features.items():
+        missing = [need for need in needs if found[need].status == "fail"]
+        found[name] = _probe(name, probe)
+        if missing:
+            found[name] = ProbeResult(name, "fail", f"needs {missing[0]}")
     works = all(found[n].status != "fail" for n in ("torch", "entry point"))
     code = [found[f"Inductor code for {kind}"].status for kind in ("CPU", "GPU")]
     works = works and "ok" in code
@@ -245,29 +255,17 @@ def _entry_point() -> str:
 # What works
 
 
-def _need(found: dict[str, ProbeResult], *names: str) -> None:
-    for name in names:
-        if found[name].status == "fail":
-            raise _Problem("fail", f"needs {name}")
-
-
-def _backend(found: dict[str, ProbeResult]) -> str:
-    _need(found, "torch", "entry point")
+def _backend() -> str:
     if "memprof" not in _torch_compat.backend_names():
         raise _Problem("fail", "torch does not list the backend")
     return "torch lists the backend"
 
 
-def _cpu_code(found: dict[str, ProbeResult]) -> str:
-    _need(found, "torch", "C++ compiler")
-    return "compiled by the C++ compiler above"
-
-
-def _gpu_code(found: dict[str, ProbeResult]) -> str:
+def _gpu_code(triton: ProbeResult) -> str:
     devices = _torch_compat.accelerators()
     if not devices:
         raise _Problem("warn", "no accelerator here")
-    if found["triton"].status != "ok":
+    if triton.status != "ok":
         raise _Problem("fail", f"{devices[0]} needs triton, which is not installed")
     return f"triton for {devices[0]}"
 

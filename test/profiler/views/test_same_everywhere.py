@@ -65,22 +65,6 @@ def test_every_table_of_a_text_is_on_the_page() -> None:
     assert sorted({name for name, _ in text} - page) == []
 
 
-def test_the_same_figures_stand_in_both() -> None:
-    profile = full()
-    page = on_page(profile)
-    for name, content in in_text(profile):
-        (columns, rows, _), same = json.loads(content), [c for n, c in page if n == name]
-        found = [json.loads(c) for c in same]
-        cells = {json.dumps(row[columns.index("bytes")]) for row in rows if "bytes" in columns}
-        shown = {
-            json.dumps(row[other.index("bytes")])
-            for other, others, _ in found
-            for row in others
-            if "bytes" in other
-        }
-        assert cells <= shown, name
-
-
 def test_json_has_every_section(tmp_path: Path) -> None:
     path = tmp_path / "p.memprof"
     write_profile(full(), path)

@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TextIO
+from typing import Any, TextIO, get_type_hints
+
+import msgspec
 
 from .file.profile_file import read_profiles, single_profile
 from .model import Profile
@@ -206,6 +208,13 @@ def report_json(profiles: Sequence[Profile], device: str | None = None) -> dict[
         data = found.figures()
     sections = _sections(found, format_bytes, EVERY)
     return {**data, "sections": [s.plain() for s in sections if s]}
+
+
+def report_type(*, of_ranks: bool = False) -> type:
+    """Type of what ``report_json`` returns, of one profile or of several ranks."""
+    figures = get_type_hints(RankSummary) if of_ranks else Summary.types_of_figures()
+    name = "ReportOfRanks" if of_ranks else "Report"
+    return msgspec.defstruct(name, [*figures.items(), ("sections", list[dict[str, Any]])])
 
 
 def report_text(profiles: Sequence[Profile], style: Style, device: str | None = None) -> str:

@@ -189,11 +189,11 @@ def print_page(path: str, nbytes: int) -> None:
     print_line(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")
 
 
-def print_json(value: Any) -> None:
-    click.echo(json_text(value))
+def print_json(value: Any, indent: int = 2) -> None:
+    click.echo(json_text(value, indent))
 
 
-def json_text(value: Any) -> str:
-    """JSON in ASCII, of which a terminal obeys nothing."""
-    text = msgspec.json.format(to_json(value), indent=2).decode()
+def json_text(value: Any, indent: int = 2) -> str:
+    """JSON in ASCII, of which a terminal obeys nothing; on one line where ``indent`` is 0."""
+    text = msgspec.json.format(to_json(value), indent=indent).decode()
     return re.sub("[^\\n -~]", lambda found: json.dumps(found[0])[1:-1], text)

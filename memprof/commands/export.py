@@ -6,7 +6,7 @@ from collections import Counter
 
 import click
 
-from memprof.profiler.file.profile_file import profile_schema, read_profiles, write_profiles
+from memprof.profiler.file.profile_file import read_profiles, write_profiles
 from memprof.profiler.views.compare.ranks import world_size
 from memprof.profiler.views.export import FORMATS, export_profile
 
@@ -28,9 +28,14 @@ _FORMATS = {
 }
 
 
-def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        print_json(profile_schema())
+def _print_schema(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from .outputs import OUTPUTS, PROFILE, schema_of
+
+        if value not in (PROFILE, *OUTPUTS):
+            names = ", ".join((PROFILE, *OUTPUTS))
+            raise click.BadParameter(f"{value!r} is no output of memprof: {names}")
+        print_json(schema_of(value))
         context.exit()
 
 
@@ -48,11 +53,13 @@ def _print_schema(context: click.Context, _: click.Parameter, value: bool) -> No
 @output_option("Where to; compressed if it ends in .gz.")
 @click.option(
     "--schema",
-    is_flag=True,
+    is_flag=False,
+    flag_value="profile",
+    metavar="[OUTPUT]",
     is_eager=True,
     expose_value=False,
     callback=_print_schema,
-    help="Print the JSON Schema of profiles in the format json, and end.",
+    help="Print the JSON Schema of an output of memprof, and end; by default that of -f json.",
 )
 @shows_files
 def export(files: tuple[str, ...], format_: str, output: str) -> None:

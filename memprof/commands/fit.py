@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
@@ -46,11 +46,78 @@ from .simulate import (
     failures_in_words,
     list_gpus,
     other_memory,
+    print_gpus,
     steps_option,
     timeout_option,
 )
 
 _NAME_AND_VALUE = "NAME=VALUE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """A ``Row`` in the output of ``--json``; ``gpu`` is its key."""
+
+    gpu: str
+    memory_bytes: int
+    values: dict[str, str]
+    best: Tried | None
+    failed: Tried | None
+    tries: list[Tried]
+
+    @staticmethod
+    def of(row: Row) -> RowResult:
+        """The data of a row."""
+        return RowResult(
+            gpu=row.gpu.key,
+            memory_bytes=row.gpu.memory,
+            values=row.values,
+            best=row.best,
+            failed=row.failed,
+            tries=row.tries,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Output of ``memprof fit --json``."""
+
+    rows: list[RowResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """A ``Trial`` in the output of ``--try --json``, in bytes."""
+
+    changes: tuple[str, ...]
+    saved: int
+    saved_allocated: int
+    recomputed: float | None
+    idle: bool
+    problem: str
+    tried: Tried | None
+
+    @staticmethod
+    def of(trial: Trial) -> TrialResult:
+        """The data of a trial."""
+        return TrialResult(
+            changes=trial.changes,
+            saved=trial.saved,
+            saved_allocated=trial.saved_allocated,
+            recomputed=trial.recomputed,
+            idle=trial.idle,
+            problem=trial.problem,
+            tried=trial.tried,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trials:
+    """Output of ``memprof fit --try --json``; ``before`` is the program as it is."""
+
+    gpu: Gpu
+    before: Tried
+    results: list[TrialResult]
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
@@ -169,6 +236,7 @@ def fit(
     as_data: bool,
     exact: bool,
     quiet: bool,
+    listing: bool,
 ) -> None:
     """Find what fits: the largest batch, the smallest GPU.
 
@@ -189,6 +257,9 @@ def fit(
     nothing fits, 2 if it cannot be simulated here, 3 if the script failed, 4 if too little was seen
     of it to say.
     """
+    if listing:
+        print_gpus(as_data)
+        return
     settings = Settings(
         gpu=gpus[0],
         steps=steps,
@@ -224,8 +295,8 @@ def fit(
     if changes is not None:
         before, trials, ended = _tried(gpus[0], changes, tries, quiet)
         if as_data:
-            results = [_result(trial) for trial in trials]
-            print_json({"gpu": gpus[0], "before": before, "results": results})
+            results = [TrialResult.of(trial) for trial in trials]
+            print_json(Trials(gpu=gpus[0], before=before, results=results))
         else:
             print_text(render_trials(gpus[0], before, trials, tries, style))
         raise SystemExit(ended)
@@ -237,21 +308,10 @@ def fit(
     with failures_in_words("fit"):
         found = search_rows(variables, gpus, tries, on_try, tokens)
     if as_data:
-        print_json({"rows": [_row(row) for row in found]})
+        print_json(Rows(rows=[RowResult.of(row) for row in found]))
     else:
         print_text(render(found, variables, tries.made, style))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
-
-
-def _row(row: Row) -> dict[str, object]:
-    return {
-        "gpu": row.gpu.key,
-        "memory_bytes": row.gpu.memory,
-        "values": row.values,
-        "best": row.best,
-        "failed": row.failed,
-        "tries": row.tries,
-    }
 
 
 def _check_try(gpus: tuple[Gpu, ...], variables: tuple[Variable, ...]) -> None:
@@ -290,15 +350,3 @@ def _tried(
             ended = int(e.code or 0)
             click.echo("memprof fit: it ended early; this is what was tried", err=True)
     return before, trials, ended
-
-
-def _result(trial: Trial) -> dict[str, object]:
-    return {
-        "changes": trial.changes,
-        "saved": trial.saved,
-        "saved_allocated": trial.saved_allocated,
-        "recomputed": trial.recomputed,
-        "idle": trial.idle,
-        "problem": trial.problem,
-        "tried": trial.tried,
-    }

@@ -92,8 +92,7 @@ def show(as_json: bool) -> None:
     """Print the settings in force here, and where each comes from."""
     found = settings.configured()
     if as_json:
-        file = str(found.file) if found.file else None
-        print_json({"file": file, "settings": found.settings, "origin": found.origin})
+        print_json(found)
         return
     click.echo(f"# file: {found.file or f'none (no {settings.FILE_NAME}, no [tool.memprof])'}")
     for field in dataclasses.fields(settings.TrackerSettings):

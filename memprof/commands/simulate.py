@@ -23,7 +23,7 @@ from memprof.what_if.simulate.messages import Announced
 from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.parent import simulate as simulate_script
 from memprof.what_if.simulate.pretend import parse_pretence
-from memprof.what_if.simulate.result import as_json, render, write_profile_of
+from memprof.what_if.simulate.result import render, result_of, write_profile_of
 from memprof.what_if.simulate.serving import ready_sign
 
 from ._common import (
@@ -82,19 +82,19 @@ TOO_MUCH = 1
 """Exit status: it does not fit, or takes more than --fail-above."""
 
 
-def _list(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        width = max(len(gpu.key) for gpu in known_gpus())
-        for gpu in known_gpus():
-            major, minor = gpu.capability
-            size = format_bytes(gpu.memory)
-            click.echo(f"{gpu.key:{width}} {size:>9}  {major:2}.{minor}  {gpu.name}")
-        ctx.exit()
+def print_gpus(as_data: bool) -> None:
+    """Print the GPUs that can be simulated, a line each or as JSON."""
+    if as_data:
+        print_json(known_gpus())
+        return
+    width = max(len(gpu.key) for gpu in known_gpus())
+    for gpu in known_gpus():
+        major, minor = gpu.capability
+        size = format_bytes(gpu.memory)
+        click.echo(f"{gpu.key:{width}} {size:>9}  {major:2}.{minor}  {gpu.name}")
 
 
-list_gpus = click.option(
-    "--list-gpus", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="And exit."
-)
+list_gpus = click.option("--list-gpus", "listing", is_flag=True, help="And exit.")
 
 
 def _size(value: str) -> int:
@@ -204,6 +204,7 @@ def simulate(
     top: int,
     exact: bool,
     quiet: bool,
+    listing: bool,
 ) -> None:
     """Tell how much device memory a CUDA script takes, without a GPU.
 
@@ -216,6 +217,9 @@ def simulate(
     Exit status: 0 if it fits, 1 if it does not or needs more than --fail-above, 2 if it cannot be
     simulated here, 3 if the script failed, 4 if too little was seen of it to say.
     """
+    if listing:
+        print_gpus(as_data)
+        return
     with failures_in_words("simulate"):
         parsed = parse(command)
         if parsed.script is not None and not os.path.exists(parsed.script):
@@ -251,7 +255,7 @@ def simulate(
     if output is not None:
         write_profile_of(found, output)
     if as_data:
-        print_json(as_json(found, limit))
+        print_json(result_of(found, limit))
     else:
         style = replace(style_of(sys.stdout), top=top, exact=exact)
         print_text(render(found, style, limit))

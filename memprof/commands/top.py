@@ -19,7 +19,15 @@ from memprof.profiler.views.report.section import EVERY, Section, Table
 from memprof.profiler.views.report.sections.about import of_growth
 from memprof.profiler.views.report.text import render
 
-from ._common import BadFile, print_text, read_by, seconds, shows_files
+from ._common import (
+    BadFile,
+    json_option,
+    print_json,
+    print_text,
+    read_by,
+    seconds,
+    shows_files,
+)
 
 _SUFFIX = ".memprof"
 _MOST_GROWTH = 3
@@ -36,23 +44,28 @@ _MOST_GROWTH = 3
     show_default=True,
     help="Seconds between two looks.",
 )
+@json_option
 @shows_files
-def top(target: str, once: bool, interval: float) -> None:
+def top(target: str, once: bool, interval: float, as_json: bool) -> None:
     """Show what a running job does: its devices now and at most, what grows, steps a second.
 
     TARGET is the file that memprof.profile(PATH) or a tracker writes, a folder (of the files in it
     those that are being written; several ranks stand below each other), or the number of a process
     of yours. It reads that file alone, so the job does no more than without: what is shown is as
     old as the last that was written, which a column says. It ends with the job: with 0, or with 1
-    if the job died without an end; Ctrl+C ends it with 130.
+    if the job died without an end; Ctrl+C ends it with 130. With --json each look is a line.
     """
     watches = [JobFile(path) for path in files_of(target)]
     try:
         while True:
             found = [watch.look() for watch in watches]
-            if not once:
-                click.clear()
-            print_text(_frame(found))
+            if as_json:
+                print_json(found, indent=0)
+            else:
+                if not once:
+                    click.clear()
+                print_text(_frame(found))
+            sys.stdout.flush()
             if once:
                 return
             if all(p.writer in (Writer.ENDED, Writer.DIED) for p in found):

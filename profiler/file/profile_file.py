@@ -17,6 +17,7 @@ import msgspec
 
 from memprof.profiler.model import FORMAT, SCHEMA_VERSION, Profile
 from memprof.profiler.support import errors
+from memprof.profiler.support.json_text import DIALECT
 from memprof.profiler.support.text import visible
 from memprof.profiler.support.writing import write_whole
 
@@ -166,8 +167,4 @@ def profile_schema() -> dict[str, Any]:
     definition["properties"]["format"] = {"const": FORMAT}
     definition["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     definition["required"] = [f.name for f in fields(Profile)]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"{FORMAT} {SCHEMA_VERSION}",
-        **schema,
-    }
+    return {"$schema": DIALECT, "title": f"{FORMAT} {SCHEMA_VERSION}", **schema}

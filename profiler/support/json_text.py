@@ -1,10 +1,25 @@
-"""JSON of the data model."""
+"""JSON of the data model, and its schemas."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema(kind: Any, title: str) -> dict[str, Any]:
+    """JSON Schema of what ``to_json`` writes of values of a type, whose every field is there.
+
+    Raises:
+        TypeError: something in the type has no JSON form.
+    """
+    schema = msgspec.json.schema(kind)
+    for definition in schema.get("$defs", {}).values():
+        if "properties" in definition:
+            definition["required"] = list(definition["properties"])
+    return {"$schema": DIALECT, "title": title, **schema}
 
 
 def to_json(value: Any) -> bytes:

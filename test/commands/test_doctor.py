@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from outputs import checked
 
 from memprof.cli import main
 from memprof.commands import doctor
@@ -51,7 +51,7 @@ def test_this_machine(here: Diagnosis) -> None:
 def test_command(here: Diagnosis) -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     assert result.exit_code == (0 if here.works else 1)
-    assert json.loads(result.output)["works"] == here.works
+    assert checked("doctor", result.output)["works"] == here.works
     result = CliRunner().invoke(main, ["doctor"], env={"COLUMNS": "80"})
     assert max(map(len, result.output.splitlines())) <= 80
     assert "This machine" in result.output

@@ -3,57 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from memprof.profiler.file.profile_file import write_profiles
-from memprof.profiler.model import Process, Profile
+from memprof.profiler.model import DeviceAccount, Process, Profile
 from memprof.profiler.views.advice import advise as find
 from memprof.profiler.views.report import text as reports
 from memprof.profiler.views.report.failure import why
 from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
+from memprof.simulated_cuda.gpus import Gpu
 
 from .engine_memory import GraphSize, Serving
+from .failures import Failure
 from .leaving import STILL
 from .parent import Simulation
+from .processes import ProcessOutcome
 
 
-def as_json(simulations: Sequence[Simulation], limit: int | None = None) -> dict[str, Any]:
-    """Output of ``memprof simulate --json`` for one simulation a rank, in bytes and ns; ``limit``
-    is that of ``--fail-above``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """One rank of a simulated job, or a process alone: figures of a ``Simulation`` and of its
+    ``Outcome``; ``serving`` are workers of engines."""
+
+    rank: int
+    fits: bool | None
+    needed_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+    steps: int
+    ended: str
+    undecided: str
+    refusal: str
+    failure: Failure | None
+    status: int
+    counters: dict[str, int]
+    uncovered: list[str]
+    notes: list[str]
+    processes: list[ProcessOutcome]
+    serving: list[Serving]
+    used_at_once_bytes: list[int]
+    accounts: list[DeviceAccount]
+    failed_at: list[DeviceAccount]
+
+    @staticmethod
+    def of(s: Simulation) -> RankResult:
+        """The result of one simulation."""
+        outcome = s.outcome
+        return RankResult(
+            rank=s.rank,
+            fits=s.fits,
+            needed_bytes=s.needed,
+            reserved_bytes=s.account.reserved if s.account else 0,
+            allocated_bytes=s.account.most_allocated if s.account else 0,
+            steps=s.account.steps if s.account else 0,
+            ended=outcome.ended,
+            undecided=outcome.undecided,
+            refusal=outcome.refusal,
+            failure=outcome.failure,
+            status=outcome.status,
+            counters=outcome.counters,
+            uncovered=outcome.uncovered,
+            notes=outcome.notes,
+            processes=outcome.processes,
+            serving=outcome.engines,
+            used_at_once_bytes=outcome.used,
+            accounts=outcome.accounts,
+            failed_at=s.failed_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
+    """Output of ``memprof simulate --json``, in bytes and ns; ``limit_bytes`` is that of
+    ``--fail-above``, and ``needed_bytes`` what the rank needs that needs most."""
+
+    gpu: Gpu
+    fits: bool | None
+    needed_bytes: int
+    limit_bytes: int | None
+    ranks: list[RankResult]
+
+
+def result_of(simulations: Sequence[Simulation], limit: int | None = None) -> SimulationResult:
+    """The result of one simulation a rank."""
     worst = max(simulations, key=lambda s: s.needed)
     fits = [s.fits for s in simulations]
-    return {
-        "gpu": worst.gpu,
-        "fits": False if False in fits else None if None in fits else True,
-        "needed_bytes": worst.needed,
-        "limit_bytes": limit,
-        "ranks": [
-            {
-                "rank": s.rank,
-                "fits": s.fits,
-                "needed_bytes": s.needed,
-                "reserved_bytes": s.account.reserved if s.account else 0,
-                "allocated_bytes": s.account.most_allocated if s.account else 0,
-                "steps": s.account.steps if s.account else 0,
-                "ended": s.outcome.ended,
-                "undecided": s.outcome.undecided,
-                "refusal": s.outcome.refusal,
-                "failure": s.outcome.failure,
-                "status": s.outcome.status,
-                "counters": s.outcome.counters,
-                "uncovered": s.outcome.uncovered,
-                "notes": s.outcome.notes,
-                "processes": s.outcome.processes,
-                "serving": s.outcome.engines,
-                "used_at_once_bytes": s.outcome.used,
-                "accounts": s.outcome.accounts,
-                "failed_at": s.failed_at,
-            }
-            for s in simulations
-        ],
-    }
+    return SimulationResult(
+        gpu=worst.gpu,
+        fits=False if False in fits else None if None in fits else True,
+        needed_bytes=worst.needed,
+        limit_bytes=limit,
+        ranks=[RankResult.of(s) for s in simulations],
+    )
 
 
 def profile_of(simulation: Simulation) -> Profile:

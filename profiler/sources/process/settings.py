@@ -71,11 +71,11 @@ MAX_FILE_BYTES = 256 << 10
 @dataclass(frozen=True, slots=True)
 class Configured:
     """Settings in force; ``origin`` says in words where each that is not a default comes from, and
-    ``file`` is the TOML file that was read, None if there is none."""
+    ``file`` is the path of the TOML file that was read, None if there is none."""
 
     settings: TrackerSettings
     origin: dict[str, str]
-    file: Path | None
+    file: str | None
 
 
 def toml_value(value: object) -> str:
@@ -228,4 +228,4 @@ def configured(
         if value is not None:
             values[name] = check(name, value, "argument: ")
             origin[name] = "argument"
-    return Configured(TrackerSettings(**values), origin, path)
+    return Configured(TrackerSettings(**values), origin, None if path is None else str(path))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import Any
+from typing import Any, get_type_hints
 
 from memprof.profiler import model
 from memprof.profiler.live.attribution import (
@@ -122,6 +122,13 @@ class Summary:
         """Data of ``memprof report --json``, by name."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "profile"}
         return {name: getattr(self.profile, name) for name in _OF_PROFILE} | own
+
+    @staticmethod
+    def types_of_figures() -> dict[str, Any]:
+        """Types of ``figures``, by name."""
+        own, whole = get_type_hints(Summary), get_type_hints(model.Profile, include_extras=True)
+        del own["profile"]
+        return {name: whole[name] for name in _OF_PROFILE} | own
 
 
 _OF_PROFILE = (

@@ -106,6 +106,7 @@ def hostile(tmp_path: Path) -> str:
         ["report", "FILE", "--section", "ledger"],
         ["diff", "FILE", "FILE"],
         ["diff", "FILE", "FILE", "--json"],
+        ["top", "FILE", "--once", "--json"],
         *(["export", "FILE", "-f", f, "-o", "OUT"] for f in ("perfetto", "json")),
         ["export", "FILE", "-f", "memprof", "-o", "OUT.memprof"],
         ["report", "\x1b]0;title\x07.memprof"],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from outputs import checked
 
 from memprof.cli import main
 from memprof.profiler.model import (
@@ -92,7 +92,7 @@ def fit(*options: str) -> Result:
 
 
 def rows(result: Result) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+    found: list[dict[str, Any]] = checked("fit", result.stdout)["rows"]
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from as_a_user import memprof
+from outputs import checked
 
 pytestmark = pytest.mark.simgpu
 
@@ -29,7 +30,7 @@ def fit(
     script = tmp_path / "script.py"
     script.write_text(source)
     done = memprof("fit", "--json", *options, "--", "python", str(script), "{N}", given=given)
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    return done.returncode, checked("fit", done.stdout) if done.stdout else {}, done.stderr
 
 
 def test_the_next_larger_one_runs_out_of_memory(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch._functorch.config as functorch_config
 from click.testing import CliRunner, Result
+from outputs import checked
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import partitioners
 from torch._functorch.compilers import nop
@@ -77,7 +78,7 @@ def test_each_change_alone_and_all_that_help_together() -> None:
     names = ",".join([*CHANGES, "checkpoint=MLP", f"{BUDGET_SETTING}=0.25"])
     done = fit("--json", "--memory", "16GiB", "--try", names)
     assert done.exit_code == 0, done.output
-    data = json.loads(done.stdout)
+    data = checked("fit-try", done.stdout)
     assert data["before"]["fits"] is False
     results = {" ".join(r["changes"]): r for r in data["results"]}
     assert results["checkpoint"]["saved"] == 6 * GIB

@@ -9,15 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from outputs import checked
 
 from memprof.profiler.model import AllocationFailure, DeviceAccount, WhyNot
+from memprof.profiler.support.json_text import to_json
 from memprof.simulated_cuda.gpus import find_gpu
 from memprof.what_if.simulate import parent
 from memprof.what_if.simulate.command_line import Command
 from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.request import Failure as ScriptFailure
 from memprof.what_if.simulate.request import Outcome
-from memprof.what_if.simulate.result import as_json, render
+from memprof.what_if.simulate.result import render, result_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -98,7 +100,7 @@ def test_too_little_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> No
     assert first.endswith("needs 5.00 GiB so far, 1 optimizer step seen")
     assert first.startswith("Undecided for NVIDIA GeForce RTX 4090")
     assert second.strip() == why
-    data = as_json([found])
+    data = checked("simulate", to_json(result_of([found])))
     assert data["fits"] is None
     assert data["ranks"][0]["undecided"] == why
     # What was seen does not fit already.
@@ -107,7 +109,7 @@ def test_too_little_is_neither_yes_nor_no(monkeypatch: pytest.MonkeyPatch) -> No
     fits = simulated(monkeypatch, ended(5 * GIB, 4 * GIB))
     assert fits.fits is True
     fits.outcome.accounts[0].reserved += GIB
-    assert as_json([fits, found])["fits"] is None
+    assert result_of([fits, found]).fits is None
     assert render([fits, found]).startswith("Undecided")
 
 

@@ -5,7 +5,6 @@ These run the command as a user does, in the simulated device's own environment,
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from as_a_user import memprof
+from outputs import checked
 
 pytestmark = pytest.mark.simgpu
 
@@ -29,7 +29,7 @@ def simulate(
     script = tmp_path / "script.py"
     script.write_text(source)
     done = memprof("simulate", "--json", *options, "--", "python", str(script), *arguments)
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    return done.returncode, checked("simulate", done.stdout) if done.stdout else {}, done.stderr
 
 
 def rows(result: dict[str, Any], rank: int = 0) -> dict[str, int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from outputs import checked
 
 from memprof.cli import main
 from memprof.profiler.sources.process.settings import (
@@ -239,7 +239,7 @@ def test_show(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interval = 1.0  # MEMPROF_INTERVAL" in output
     assert f"largest = 3  # {empty_folder / 'memprof.toml'}" in output
     assert 'output_dir = "."  # default' in output
-    found = json.loads(invoke("config", "show", "--json").output)
+    found = checked("config", invoke("config", "show", "--json").output)
     assert found["settings"]["largest"] == 3
     # What is shown can be put into a file.
     (empty_folder / "memprof.toml").write_text("[memprof]\n" + output)

@@ -15,7 +15,7 @@ counts if the next to step is the new one again, or nobody.
 Note [Who pays for a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 The thread that ends a step notes the time and the counters of allocators and graph trees, for some
-20 µs of its time. A thread of ours makes the record of it, within ``TICK_S``: it finds the
+5 µs of its time. A thread of ours makes the record of it, within ``TICK_S``: it finds the
 calls of the step in the call log, and what was live in them, which it works out once for each
 sequence of calls. It also writes the file and tells who listens. What fails is logged once, and
 nothing of it reaches the program; a file that cannot be written ends there, and so does who listens
@@ -36,7 +36,7 @@ import time
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -45,10 +45,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memprof.cudagraph_trees._torch_compat import on_step_mark
 from memprof.cudagraph_trees.explain.ledger import graphs_so_far
+from memprof.cudagraph_trees.replay import native
 from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.devices import timelines
-from memprof.profiler.model import DeviceTotals, StepEnd, StepRecord
-from memprof.profiler.sources.allocator.totals import device_totals
+from memprof.profiler.model import StepEnd, StepRecord
+from memprof.profiler.sources.allocator.totals import (
+    Counters,
+    counters_of,
+    device_counters,
+    device_totals,
+    devices_in_use,
+)
+from memprof.profiler.support.counter import Counter
 from memprof.profiler.support.writing import write_all
 
 from .environment import process
@@ -62,7 +70,7 @@ _ORDER: tuple[StepEnd, ...] = ("session", "mark", "optimizer", "call")
 _SEQUENCES = 1_024
 """Sequences of calls of which is kept what was live in them: 1 KiB each, however long."""
 
-_Note = tuple[StepEnd, int, int, list[DeviceTotals], tuple[int, int, int]]
+_Note = tuple[StepEnd, int, int, list[tuple[int, Counters]], tuple[str, str, str]]
 """(what ended the step, ``time.time_ns()``, ``time.perf_counter_ns()``, allocators, graph trees)"""
 
 
@@ -84,6 +92,9 @@ class StepRecorder:
         self._pid = os.getpid()
         self._rank = process().rank
         self._notes: deque[_Note] = deque()
+        # Looked up ahead of a step's end: devices, and how to ask for their counters in C++.
+        self._devices: Sequence[int] = ()
+        self._counters: Callable[[int], Counters] = counters_of
         self._ends: StepEnd = "session"
         self._marks = itertools.count()
         # Number of the round in which each optimizer last stepped; one ends a round by its step and
@@ -98,7 +109,7 @@ class StepRecorder:
         # What the last record that was made ended with.
         self._steps = 0
         self._ended_ns = time.perf_counter_ns()
-        self._graphs = graphs_so_far()
+        self._graphs = tuple(map(Counter.number_in, graphs_so_far()))
         self._last = next(reversed(runtime.calls.after()), None)
         # Calls of the step that has not ended: a server without any end would not stop.
         self._calls: deque[CallRecord] = deque(maxlen=LOG_CALLS)
@@ -116,6 +127,7 @@ class StepRecorder:
             fd, self.path = create_own(self.path, "the record of steps")
             self._file = os.fdopen(fd, "wb", buffering=0)
             WRITERS.add(self)
+        self._try("find the devices in use", self._find_devices)
         self._undo.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         self._undo.callback(on_step_mark(self._marked))
         self._thread.start()
@@ -178,7 +190,7 @@ class StepRecorder:
             self._round += 1
             self._end("optimizer")
         elif last is None:
-            self._first = weakref.ref(optimizer), _note_now("optimizer")
+            self._first = weakref.ref(optimizer), self._note_now("optimizer")
         self._stepped[optimizer] = self._round
 
     def _marked(self) -> None:
@@ -194,7 +206,11 @@ class StepRecorder:
             self._note(by)
 
     def _note(self, by: StepEnd) -> None:
-        self._try("note a step", lambda: self._notes.append(_note_now(by)))
+        self._try("note a step", lambda: self._notes.append(self._note_now(by)))
+
+    def _note_now(self, by: StepEnd) -> _Note:
+        devices = device_counters(self._counters, self._devices)
+        return by, time.time_ns(), time.perf_counter_ns(), devices, graphs_so_far()
 
     # ---- in our thread
 
@@ -207,11 +223,17 @@ class StepRecorder:
             self._close()
 
     def _work(self) -> None:
+        self._try("find the devices in use", self._find_devices)
         self._write()
         while self._on_step is not None and self._untold:
             step = self._untold.popleft()
             if not self._try("tell of a step", functools.partial(self._on_step, step)):
                 self._on_step = None
+
+    def _find_devices(self) -> None:
+        self._devices = devices_in_use()
+        if self._devices and (built := native.load(or_build=False)) is not None:
+            self._counters = built.counters
 
     def _write(self) -> None:
         """Record the steps that have ended, and write them."""
@@ -237,14 +259,15 @@ class StepRecorder:
             # It looks through all that is not packed.
             self._runtime.calls.pack()
         self._calls += calls
-        for by, time_ns, perf_ns, totals, graphs in notes:
+        for by, time_ns, perf_ns, devices, graphs in notes:
             calls = []
             while self._calls and self._calls[0][3] <= perf_ns:
                 calls.append(self._calls.popleft())
             key = tuple((call[0], call[1]) for call in calls)
             peak: dict[str, dict[str, int]] = {}
             self._try("say what was live", lambda: peak.update(self._peak(key)))  # noqa: B023
-            recorded, replayed, fallen_back = map(int.__sub__, graphs, self._graphs)
+            counts = tuple(map(Counter.number_in, graphs))
+            recorded, replayed, fallen_back = map(int.__sub__, counts, self._graphs)
             self._steps += 1
             yield StepRecord(
                 step=self._steps,
@@ -252,13 +275,13 @@ class StepRecorder:
                 duration_ns=max(0, perf_ns - self._ended_ns),
                 ended_by=by,
                 rank=self._rank,
-                devices=totals,
+                devices=device_totals(devices),
                 peak=peak,
                 recorded=recorded,
                 replayed=replayed,
                 fallen_back=fallen_back,
             )
-            self._ended_ns, self._graphs = perf_ns, graphs
+            self._ended_ns, self._graphs = perf_ns, counts
 
     def _peak(self, calls: tuple[tuple[int, int], ...]) -> dict[str, dict[str, int]]:
         key = hashlib.sha256(array("q", itertools.chain.from_iterable(calls))).digest()
@@ -295,8 +318,3 @@ class StepRecorder:
                 log.error("memprof failed to %s: %s: %s.", what, type(e).__name__, e)
             return False
         return True
-
-
-def _note_now(by: StepEnd) -> _Note:
-    counts = device_totals(), graphs_so_far()
-    return by, time.time_ns(), time.perf_counter_ns(), *counts

@@ -228,7 +228,7 @@ def test_a_listener_that_raises_is_told_once(
 def test_counters_that_cannot_be_read_end_no_program(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "device_totals", lambda: 1 / 0)
+    monkeypatch.setattr(module, "device_counters", lambda *_: 1 / 0)
     one = optimizer()
     assert recorded(lambda _: repeat(one.step)) == []
     assert [r.message for r in caplog.records if "memprof" in r.message] == [
@@ -387,3 +387,18 @@ def test_the_published_schema_is_that_of_the_model() -> None:
     if "EXPECTTEST_ACCEPT" in os.environ:
         (DOCS / "step-record.schema.json").write_text(text)
     assert text == (DOCS / "step-record.schema.json").read_text()
+
+
+@pytest.mark.simgpu
+def test_counters_in_cpp_are_torchs() -> None:
+    from memprof.cudagraph_trees.replay import native
+    from memprof.profiler.sources.allocator.totals import counters_of, device_counters
+
+    counters = native.build().counters
+    kept = torch.ones(3 << 20, device="cuda")
+    assert counters(0) == counters_of(0)
+    del kept
+    assert device_counters(counters) == [(0, counters_of(0))]
+    assert counters(0)[0] < counters(0)[2] <= counters(0)[3]
+    with pytest.raises(RuntimeError):
+        counters(99)

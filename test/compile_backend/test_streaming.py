@@ -459,7 +459,7 @@ def test_an_allocator_that_does_not_count_costs_its_totals_alone(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: True, raising=False)
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(torch._C, "_cuda_memoryStats", stats, raising=False)
     session = RUNTIME.open_session(10)
     streamer = memprof.compile_backend.session.streaming.Streamer(
         RUNTIME, session, tmp_path / "x.memprof"

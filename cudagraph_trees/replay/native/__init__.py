@@ -59,14 +59,16 @@ def library() -> Path:
     return Path(base).expanduser().absolute() / "memprof" / "native" / f"{key}.so"
 
 
-def load() -> ModuleType | None:
-    """The library, None while there is none. Never raises, and never waits for a compiler."""
+def load(*, or_build: bool = True) -> ModuleType | None:
+    """The library, None while there is none. Never raises, and never waits for a compiler;
+    ``or_build`` starts one."""
     if os.environ.get("MEMPROF_NATIVE") == "0":
         return None
     try:
         if library().exists():
             return _loaded()
-        _begin("nice")
+        if or_build:
+            _begin("nice")
     except Exception as error:
         compat.log.debug("no native code for graph trees: %s", error)
     return None

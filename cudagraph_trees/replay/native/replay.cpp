@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <structmember.h>
 #include <ATen/CachedTensorUtils.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -257,6 +258,24 @@ PyObject* replace(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+// ---- The allocator's counters, of which torch hands out 60 at once, in as many dictionaries.
+
+PyObject* counters(PyObject*, PyObject* device) {
+  HANDLE_TH_ERRORS
+  const long index = PyLong_AsLong(device);
+  if (index == -1 && PyErr_Occurred()) return nullptr;
+  const auto stats = c10::getDeviceAllocator(c10::kCUDA)->getDeviceStats(index);
+  const auto& allocated = stats.allocated_bytes[0];  // of all sizes
+  const auto& reserved = stats.reserved_bytes[0];
+  return Py_BuildValue(
+      "LLLL",
+      static_cast<long long>(allocated.current),
+      static_cast<long long>(reserved.current),
+      static_cast<long long>(allocated.peak),
+      static_cast<long long>(reserved.peak));
+  END_HANDLE_TH_ERRORS
+}
+
 // ---- The module.
 
 PyMethodDef addresses_methods[] = {
@@ -267,6 +286,7 @@ PyMethodDef liveness_methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 PyMethodDef functions[] = {
     {"clean", clean, METH_VARARGS, "Clear what is often left on tensors; the others."},
+    {"counters", counters, METH_O, "Bytes allocated, reserved, and the most of each, of a device."},
     {"replace", replace, METH_VARARGS, "Another tensor like a twin; the first cannot be used."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -126,6 +126,12 @@ def has_context(device: int) -> bool:
     return there(device)
 
 
+def memory_stats(device: int) -> dict[str, Any]:
+    """Counters of a device's allocator, as ``torch.cuda.memory_stats_as_nested_dict`` has them."""
+    stats: dict[str, Any] = torch._C._cuda_memoryStats(device)
+    return stats
+
+
 def stop_history() -> None:
     torch.cuda.memory._record_memory_history(None)
 
@@ -155,7 +161,7 @@ def drain_history() -> dict[str, Any]:
 
 def allocation_counts(device: int) -> tuple[int, int]:
     """Numbers of blocks that the allocator of a device has handed out, and has got back."""
-    counts: dict[str, int] = torch._C._cuda_memoryStats(device)["allocation"]["all"]
+    counts: dict[str, int] = memory_stats(device)["allocation"]["all"]
     asked, let_go = _before_reset.get(device, (0, 0))
     return asked + counts["allocated"], let_go + counts["freed"]
 
@@ -171,7 +177,7 @@ def keep_counting() -> Undo:
         def counted(device: int) -> None:
             _before_reset[device] = allocation_counts(device)
             reset(device)
-            left = torch._C._cuda_memoryStats(device)["allocation"]["all"]
+            left = memory_stats(device)["allocation"]["all"]
             asked, let_go = _before_reset[device]
             _before_reset[device] = asked - left["allocated"], let_go - left["freed"]
 
@@ -242,14 +248,19 @@ def pool_of(graph: torch.cuda.CUDAGraph) -> tuple[int, int] | None:
 
 def pool_segments(pool: tuple[int, int]) -> list[dict[str, Any]]:
     """The caching allocator's segments of one pool, on all devices."""
+    segments: list[dict[str, Any]] = _without_history(pool)["segments"]
+    return segments
+
+
+def _without_history(pool: tuple[int, int]) -> dict[str, Any]:
     # Torch before 2.15 drops a reference to each thing in the tuple that it was not given, until
     # the interpreter crashes: they are given here.
-    which = (*pool, False)  # without the history of allocations
+    which = (*pool, False)
     if _BEFORE_2_15:
         for x in which:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
-    segments: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(which)["segments"]
-    return segments
+    found: dict[str, Any] = torch._C._cuda_memorySnapshot(which)
+    return found
 
 
 def storage_addresses() -> list[int]:
@@ -293,7 +304,7 @@ def on_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
 
 def segments_now() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The allocator's segments with their blocks, and its settings; no call to the driver."""
-    found = torch._C._cuda_memorySnapshot(None)  # type: ignore[attr-defined, unused-ignore]
+    found = _without_history((0, 0))  # Of every pool.
     return found["segments"], found.get("allocator_settings", {})
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from memprof.profiler.model import DeviceAccount, DeviceTotals, Outside
 
-from ._torch_compat import has_context
+from ._torch_compat import has_context, memory_stats
 
 
 def named(device: int, steps: int = 0) -> DeviceAccount:
@@ -68,22 +69,43 @@ def counters() -> dict[str, dict[str, int]]:
     return {device: {name: most(of, name) for name in names} for device, of in stats.items()}
 
 
-def device_totals() -> list[DeviceTotals]:
-    """Totals of the allocators of CUDA devices now, in some 12 µs a device that it uses. Empty
-    where one does not count (``CUDAPluggableAllocator``), CUDA is not in use, or it has failed."""
+Counters = tuple[int, int, int, int]
+"""Bytes that the allocator of a device counts: allocated, reserved, the most of each."""
+
+
+def counters_of(device: int) -> Counters:
+    """Counters of a device's allocator, in 12 µs, since torch makes dictionaries of all of them."""
+    stats = memory_stats(device)
+    allocated = stats["allocated_bytes"]["all"]
+    reserved = stats["reserved_bytes"]["all"]
+    return allocated["current"], reserved["current"], allocated["peak"], reserved["peak"]
+
+
+def devices_in_use() -> list[int]:
+    """CUDA devices of which this process has a context."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
-    with contextlib.suppress(RuntimeError):
-        found = []
-        for device in filter(has_context, range(torch.cuda.device_count())):
-            stats = torch.cuda.memory_stats_as_nested_dict(device)
-            reserved, allocated = (
-                stats.get(name, {}).get("all", {}) for name in ("reserved_bytes", "allocated_bytes")
-            )
-            if highest := reserved.get("peak", 0):
-                total = torch.cuda.get_device_properties(device).total_memory
-                now = allocated.get("current", 0), reserved.get("current", 0)
-                most_of_each = allocated.get("peak", 0), highest
-                found.append(DeviceTotals(f"cuda:{device}", total, *now, *most_of_each))
-        return found
-    return []
+    return [d for d in range(torch.cuda.device_count()) if has_context(d)]
+
+
+def device_counters(
+    read: Callable[[int], Counters] = counters_of, devices: Sequence[int] = ()
+) -> list[tuple[int, Counters]]:
+    """Devices, by default those in use, and what their allocators count now, by ``read``. Empty
+    where one does not count (``CUDAPluggableAllocator``), or CUDA has failed. Hot."""
+    try:
+        return [(d, read(d)) for d in devices or devices_in_use()]
+    except (RuntimeError, LookupError):
+        return []
+
+
+def device_totals(found: Iterable[tuple[int, Counters]] | None = None) -> list[DeviceTotals]:
+    """Totals of the devices of which something is, or was, reserved, by their counters; by default
+    those of now."""
+    found = device_counters() if found is None else found
+    return [DeviceTotals(f"cuda:{d}", _memory(d), *of) for d, of in found if of[-1]]
+
+
+@functools.cache
+def _memory(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import logging
 import os
 import shutil
 import threading
@@ -27,6 +28,36 @@ from torch.fx import GraphModule
 from torch.utils._ordered_set import OrderedSet
 
 from memprof.profiler.model import MemoryFormatMeta
+
+log = logging.getLogger("memprof")
+
+# --- CUDA graphs' kernels in traces --------------------------------------------------------
+
+
+@functools.cache
+def can_mark_kernels() -> bool:
+    """Tells whether kernels of graphs can be annotated: torch 2.12, cuda-bindings and a driver of
+    CUDA 13.1 or later; the log says once if not."""
+    try:
+        from torch.cuda._graph_annotations import _is_tools_id_unavailable
+    except ImportError:
+        unavailable = True
+    else:
+        unavailable = _is_tools_id_unavailable()
+    if unavailable:
+        log.warning(
+            "annotate_kernels does nothing here: it takes torch 2.12 or later, the package "
+            "cuda-bindings and a driver of CUDA 13.1 or later."
+        )
+    return not unavailable
+
+
+def mark_kernels(annotation: dict[str, str]) -> contextlib.AbstractContextManager[Any]:
+    """Annotates what a capture takes in the context."""
+    from torch.cuda._graph_annotations import mark_kernels as mark
+
+    return mark(annotation)
+
 
 # --- compile_fx ---------------------------------------------------------------------------
 

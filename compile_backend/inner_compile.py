@@ -383,6 +383,7 @@ class InnerCompile:
                 given,
                 models,
                 clone_outputs=self.options.outputs == "clone",
+                annotate=self.options.annotate_kernels and _torch_compat.can_mark_kernels(),
                 inductor=self.inductor,
                 of_forward=of_forward and box is self._forward_box,
                 outside=outside,

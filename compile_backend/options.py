@@ -42,6 +42,8 @@ class Options:
         pool_initial: bytes that the pool starts with in one segment, against fragmentation.
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, in the whole process (``compile_backend/captured_backward.py``).
+        annotate_kernels: have each kernel of a CUDA graph carry the module and line that it comes
+            from into traces of ``torch.profiler`` (``compile_backend/stages/kernel_marks.py``).
         straight_calls: where a graph with a backward needs nothing of AOTAutograd's run-time
             wrapper, calls go past it (``compile_backend/straight_calls.py``).
     """
@@ -53,6 +55,7 @@ class Options:
     pool_budget: int | str | None = None
     pool_initial: int | str = 0
     compiled_autograd: bool = False
+    annotate_kernels: bool = False
     straight_calls: bool = True
 
     def __post_init__(self) -> None:

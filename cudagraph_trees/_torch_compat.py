@@ -381,6 +381,12 @@ def register_generators(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.
         graph.register_generator_state(g)
 
 
+def annotated(wanted: bool) -> dict[str, Any]:
+    """Arguments of ``torch.cuda.graph``, from 2.12 on, with which it keeps annotations of
+    kernels."""
+    return {"enable_annotations": True} if wanted else {}
+
+
 def end_failed_capture(
     device: int,
     pool: tuple[int, int],

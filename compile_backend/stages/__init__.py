@@ -4,4 +4,5 @@
 * ``provenance``: which FX nodes each buffer of the generated code comes from
 * ``observe``: the first calls run instrumented and yield an ``AllocationProgram``
 * ``graphs``: CUDA code runs in memprof's graph trees
+* ``kernel_marks``: kernels of graphs carry their lines into traces, where that is asked for
 """

@@ -112,6 +112,7 @@ class GraphsStage(CompileStage):
         of_forward: it is also that of the forward whose backward this is.
         models: gets what the trees are handed.
         clone_outputs: option ``outputs="clone"``.
+        annotate: option ``annotate_kernels``, where that can be had.
         inductor: options of Inductor that were given to this compilation.
         outside: the first operator of the graph that no CUDA graph can have.
 
@@ -125,6 +126,7 @@ class GraphsStage(CompileStage):
     models: list[ObservableModel]
     _: KW_ONLY
     clone_outputs: bool
+    annotate: bool
     inductor: Mapping[str, Any]
     of_forward: bool = False
     outside: UnsafeOperator | None = None
@@ -149,6 +151,7 @@ class GraphsStage(CompileStage):
             # A captured one is a plain function to AOTAutograd, and releases the step all the same.
             options.update(is_backward=True, is_inference=False)
         options["clone_outputs"] = self.clone_outputs
+        options["annotate"] = self.annotate
         options["torch_options"] = TreeOptions.of_this_compilation(self.inductor)
         self._wrapped.append(options)
         self.models.append(ObservableModel(model))
@@ -205,17 +208,20 @@ class Once:
 
 
 class ObservableModel:
-    """The code of one partition, as the trees see it: Inductor's function, and by thread what runs
-    in its place."""
+    """The code of one partition, as the trees see it: Inductor's function, what runs in its place
+    where it is captured, None for nothing else, and by thread what does in an observation."""
 
-    __slots__ = ("armed", "model")
+    __slots__ = ("armed", "marked", "model")
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self.marked: Model | None = None
         self.armed: dict[int, Once] = {}
 
     def __call__(self, inputs: list[Any]) -> Any:
         once = self.armed.get(get_ident())
+        if once is None and self.marked is not None and torch.cuda.is_current_stream_capturing():
+            return self.marked(inputs)
         if once is None:
             return self.model(inputs)
         once.runs += 1

@@ -149,11 +149,17 @@ class CudaPool:
                 return list(model(inputs))
 
     def capture(
-        self, model: Model, inputs: list[Input], *, kernel_free: bool = False
+        self,
+        model: Model,
+        inputs: list[Input],
+        *,
+        kernel_free: bool = False,
+        annotate: bool = False,
     ) -> tuple[Callable[[], object], list[Output]]:
         """Run ``model`` on the inputs that replays will read so that it can be repeated, without
         computing anything. Returns what launches it, which alone holds the graph, and what the run
-        returned. One that is ``kernel_free`` launches nothing."""
+        returned. One that is ``kernel_free`` launches nothing; with ``annotate`` torch keeps what
+        the model marks its kernels with."""
         if kernel_free:
             return _nothing, self.warm_up(model, inputs)
         graph = torch.cuda.CUDAGraph()
@@ -168,7 +174,11 @@ class CudaPool:
                 with torch.cuda.stream(self.stream):
                     compat.register_generators(graph, generators)
             capture = torch.cuda.graph(
-                graph, pool=self.handle, stream=self.stream, capture_error_mode="thread_local"
+                graph,
+                pool=self.handle,
+                stream=self.stream,
+                capture_error_mode="thread_local",
+                **compat.annotated(annotate),
             )
             began = False
             try:

@@ -89,7 +89,12 @@ def capture_node(
         tracked.update(r.address for r in above if not r.expired())
         check_pool(pool, tracked)
     with name_graphs(f"{function.label} #{number}"):
-        launch, outputs = pool.capture(function.model, recording, kernel_free=function.kernel_free)
+        launch, outputs = pool.capture(
+            function.model,
+            recording,
+            kernel_free=function.kernel_free,
+            annotate=function.annotate,
+        )
     try:
         recording.clear()
         node = CUDAGraphNode(

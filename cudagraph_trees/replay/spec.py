@@ -52,6 +52,7 @@ class GraphSpec:
         record: the graph in the profile, if memprof's backend compiled it.
         partition: number of this partition of the graph, None if it has only one.
         clone_outputs: outputs that are held beyond their step get memory of their own.
+        annotate: the model marks its kernels where it is captured.
         mutated: inputs that the code writes to.
     """
 
@@ -66,6 +67,7 @@ class GraphSpec:
     record: GraphRecord | None = None
     partition: int | None = None
     clone_outputs: bool = False
+    annotate: bool = False
     options: TreeOptions = field(default_factory=TreeOptions)
     mutated: tuple[int, ...] = field(init=False)
 

@@ -31,6 +31,7 @@ from ... import _torch_compat as compat
 from ...options import Options
 from ...session.runtime import RUNTIME, LiveGraph
 from ..graphs import ObservableModel, running
+from ..kernel_marks import run_marked
 from ..pipeline import CompileStage
 from ..provenance.generated_code import Clone, clone_factory, partition_functions
 from .program_builder import build_program, categorizer
@@ -171,6 +172,8 @@ class _ObservedCall:
         self._beyond: Ticks | None = None
         self._graph = stage.graph
         self._clone: Callable[[Any], Clone] | None = None
+        if stage.options.annotate_kernels and compat.can_mark_kernels():
+            self._mark_kernels()
         self._observing = threading.Lock()
         self._install = install
         for option in ("observe_runs", "max_programs"):
@@ -310,6 +313,18 @@ class _ObservedCall:
         the trees twice."""
         own = partition_functions(self.module_globals)
         return [m for m in models if m.model in own] or list(models[-1:])
+
+    def _mark_kernels(self) -> None:
+        """Have captures run copies of the code that mark kernels: Note [Kernels of a graph in a
+        trace]."""
+        code = self._graph.instrumented
+        if code is None or not self.module_globals:
+            return
+        clone = clone_factory(code, self.module_globals)
+        own = partition_functions(self.module_globals)
+        for m in self._models:
+            position = own.index(m.model) if m.model in own else None
+            m.marked = functools.partial(run_marked, clone, position, self.record)
 
     def _observable(self, recorder: CallRecorder) -> tuple[BoxedCall, list[BoxedCall]]:
         """The callable to observe, and what the trees are to run in it, by model. Without a Python

@@ -25,6 +25,8 @@ GUIDES: list[tuple[str, str, tuple[str, ...], int]] = [
     ("accelerate.md", "accelerate_loop.py", ("accelerate",), 4),
     ("lightning.md", "lightning_module.py", ("lightning",), 8),
     ("torchtitan.md", "torchtitan_llama.py", ("torchtitan", "triton"), 3),
+    ("trl.md", "trl_lora.py", ("trl", "peft"), 3),
+    ("diffusers.md", "diffusers_unet.py", ("diffusers",), 4),
 ]
 LINES = 30
 

@@ -65,13 +65,12 @@ class Growth:
     Attributes:
         nbytes: that are held at the end.
         a_step: bytes by which it grows in each step, on average over those that were looked at.
-        step: what a step is: ``optimizer step``, ``backward``, ``1,000 allocations``, ``forward``.
+        step: what a step is, e.g. ``optimizer step``, ``backward``, ``1,000 allocator events``.
         since: the first step of which something is held, from 1.
         steps: how many steps there were.
-        holder: who refers to it, from the innermost on, e.g. ``debug[...], global of train.py``;
-            empty if nobody with a name was found.
-        frame: line that made what is held, or where that is a graph of autograd, the tensor at its
-            end; None if not known.
+        holder: variable that leads to it, or to the tensor whose graph has it, e.g.
+            ``debug[...], global of train.py``; empty if none was found.
+        frame: line that made what is held, or most of it; None if not known.
         parts: what is held, most bytes first.
     """
 

@@ -32,9 +32,6 @@ _T = TypeVar("_T")
 MAX_ENTRIES = 1_000_000
 """Most events of one device's allocator history between two drains."""
 
-AutogradContext = torch.autograd.function._ContextMethodMixin
-"""Base of what a ``torch.autograd.Function`` gets as ``ctx``."""
-
 NormWithStatistics = torch.nn.modules.batchnorm._NormBase
 """BatchNorm and InstanceNorm: their buffers are running statistics."""
 

@@ -144,9 +144,7 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
     operation = compat.current_operation()
     segments, settings = compat.segments_now()
     segments = [s for s in segments if s["device"] == event.device]
-    holders = Holders(also=operation)
-    holders.name()
-    holder_of = holder_rules(holders, segments)
+    holder_of = holder_rules(Holders(also=operation), segments)
     account = None
     requested = 0
     if watch is not None:

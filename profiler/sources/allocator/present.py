@@ -4,8 +4,8 @@ Note [What can be said without a history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The allocator tells the most that it ever had reserved and which blocks there are; whose a block is
 says the process: modules, optimizers, Python's tensors, autograd's graphs (``holders.py``). A look
-takes about a second for a million objects, and a few where it is asked who refers to large tensors.
-What lay in memory that is free by now it cannot tell: of that the counters have the bytes.
+takes about a second for a million objects. What lay in memory that is free by now it cannot tell:
+of that the counters have the bytes.
 """
 
 from __future__ import annotations
@@ -51,19 +51,6 @@ def present_accounts() -> list[DeviceAccount]:
     segments, settings = compat.segments_now()
     look = Objects().of_process()
     holders = Holders()
-    least = max(torch.cuda.memory_reserved(i) for i in used) // 100
-    # To look for those who refer to a tensor is what costs most. What is free is nobody's, though
-    # tensors may lie in it: those that CUDA graph trees keep for the next history.
-    used_ranges = merged(
-        (b["address"], b["address"] + b["size"])
-        for s in segments
-        for b in s["blocks"]
-        if b["state"] != "inactive"
-    )
-    large = [h for h in holders.held if h.nbytes > least and h.address not in look.categories]
-    large = [h for h in large if has(used_ranges, h.address)]
-    if large:
-        holders.name(large)
     found = []
     for i in used:
         own = [s for s in segments if s["device"] == i]
@@ -101,9 +88,9 @@ def holder_rules(holders: Holders, segments: Sequence[dict[str, Any]]) -> Holder
     sizes = {n for d in {s["device"] for s in segments} for n in compat.workspace_sizes(d)}
 
     def holder_of(block: AllocatorBlock) -> tuple[Category, str]:
-        found = holders.category(block)
-        if found is not None:
-            return found
+        held = holders.of(block)
+        if held is not None:
+            return held.category, held.what
         if block.requested in sizes:
             return Category.WORKSPACE, WORKSPACE
         return Category.UNKNOWN, IN_POOL if has(private, block.address) else NOBODY

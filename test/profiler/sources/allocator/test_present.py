@@ -24,8 +24,7 @@ from memprof.profiler.model import (
     LedgerKind,
     Profile,
 )
-from memprof.profiler.sources.allocator.holders import Holders
-from memprof.profiler.sources.allocator.present import optimizer_state, present_accounts
+from memprof.profiler.sources.allocator.present import optimizer_state
 from memprof.profiler.views.report.parts import device_peak
 from memprof.profiler.views.report.summary import summarize
 
@@ -222,26 +221,6 @@ def test_a_session_ends_with_everything_that_is_reserved(tmp_path: Path, given_b
         said = "of which nobody took note" if unseen else "What was reserved at the peak"
         assert said in done.stdout
     assert ("given back to the device since the peak" in done.stdout) is bool(given_back)
-
-
-@pytest.mark.simgpu
-def test_who_has_it_is_asked_of_what_is_allocated_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Linear(1024, 1024, device="cuda")
-    compiled = torch.compile(model, backend="memprof")
-    x = torch.ones(8, 1024, device="cuda")
-    for _ in range(4):
-        compiled(x).sum().backward()
-        # Its gradients are free now, and their tensors are there for the next replay.
-        model.zero_grad()
-    kept = torch.ones(1024, 1024, device="cuda")
-    asked: list[int] = []
-    monkeypatch.setattr(Holders, "name", lambda _, most: asked.extend(h.address for h in most))
-    (account,) = present_accounts()
-    assert kept.data_ptr() in asked
-    blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
-    spans = [(b["address"], b["size"]) for b in blocks if b["state"] != "inactive"]
-    assert all(any(0 <= a - begin < size for begin, size in spans) for a in asked)
-    assert account.unexplained == 0
 
 
 def test_state_that_is_views_of_one_tensor_counts_once() -> None:

@@ -15,9 +15,6 @@ BEFORE = "from before the session"
 RECOMPUTED = "recomputed"
 """``Held.detail`` of activations that a backward computes again: to save them helps nobody."""
 
-LOGITS = "logits"
-"""Beginning of ``Held.detail``, before the shape, of what a loss was given or made of it."""
-
 
 class Fate(str, Enum):
     """State, after a capture, of memory that the capture allocated."""
@@ -65,10 +62,8 @@ class Held:
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; outside of those
             of the module whose own it is, a parameter say; empty of others.
         frame: the line of the program that asked; None where no Python was running, or nobody
-            watched. Of autograd's threads it is the line of the forward that the operation is of,
-            or where that is not known the one that waits for them in ``backward()``: ``waits``.
-        nodes: FX nodes of the kernel that first uses such a block; of autograd's threads the
-            operation, e.g. ``MmBackward0``; else empty for eager code.
+            watched. Of autograd's threads it is the one that waits for them in ``backward()``: ``waits``.
+        nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the category, such as ``all-gathered by FSDP``; mostly empty.
         holder: who has them, where that was asked and the history does not tell what they are;

@@ -7,12 +7,11 @@ import ctypes
 import functools
 import gc
 import importlib
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.autograd.graph
@@ -364,7 +363,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def sequence_of(tensor: torch.Tensor) -> int:
     """A number that is higher for tensors that autograd made later; -1 for others."""
     node = node_of(tensor)
-    return -1 if node is None else number_of(node)
+    return _seen(lambda: int(node._sequence_nr()), -1)
 
 
 def next_functions(node: Any) -> Sequence[tuple[Any, int]]:
@@ -391,57 +390,6 @@ def saved_by(node: Any) -> list[torch.Tensor]:
     for value in list(getattr(node, "__dict__", {}).values()):
         found += value if isinstance(value, (list, tuple)) else (value,)
     return [one for one in found if isinstance(one, torch.Tensor)]
-
-
-def operations_below(outputs: Sequence[Any]) -> dict[Any, list[Any]]:
-    """Operations of autograd that tensors or edges lead to, in the order of the forward, each with
-    those that it hands gradients to; none that add up a parameter's, which outlive a graph."""
-    waiting = [node_of(t) if isinstance(t, torch.Tensor) else t.node for t in outputs]
-    below: dict[Any, list[Any]] = {}
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in below and type(node).__name__ != "AccumulateGrad":
-            below[node] = [n for n, _ in next_functions(node)]
-            waiting += below[node]
-    return {node: below[node] for node in sorted(below, key=number_of)}
-
-
-_OWN = ("_raw_saved_result", "_raw_saved_output", "_raw_saved_total_weight")
-"""Prefixes of the names under which torch's operations save their own results."""
-
-
-def makers_of_saved(node: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Yields what an operation has saved that an operation made, with that operation. It is read as
-    it lies: what hooks of the program have put in its place is nobody's."""
-    kind: Any = type(node)
-    for name in _saved_names(kind):
-        saved = _seen(lambda name=name: getattr(node, name).data, None)  # type: ignore[misc]
-        if isinstance(saved, torch.Tensor):
-            base = saved._base if saved._base is not None else saved
-            yield node if name.startswith(_OWN) else node_of(base), saved
-
-
-class Result(NamedTuple):
-    """A tensor that the forward of an operation has returned; no bytes where it cannot be seen."""
-
-    shape: tuple[int, ...] = ()
-    nbytes: int = 0
-
-
-def result_of(node: Any) -> Result:
-    """The first tensor that the forward of an operation has returned."""
-
-    def look() -> Result:
-        found = node._input_metadata[0]
-        shape = tuple(map(int, found.shape))
-        return Result(shape, math.prod(shape) * found.dtype.itemsize)
-
-    return _seen(look, Result())
-
-
-def number_of(node: Any) -> int:
-    """The later the forward made an operation, the higher."""
-    return _seen(lambda: int(node._sequence_nr()), -1)
 
 
 def compiled_autograd_is_on() -> bool:

@@ -51,7 +51,6 @@ from typing import Any
 
 from memprof.profiler.model import (
     BEFORE,
-    LOGITS,
     RECOMPUTED,
     Category,
     DeviceAccount,
@@ -61,7 +60,7 @@ from memprof.profiler.model import (
     SourceFrame,
 )
 
-from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, AutogradOrigin, frames_of
+from .history import AllocatorBlock, AllocatorHistory, AllocatorInstant, frames_of
 from .marks import Mark, Phase, line_that_waits
 from .where import Where, is_internal, source_of, where
 
@@ -106,24 +105,18 @@ def explain(
         ):  # and nothing else
             _, holder = holder_of(block)
         waiting = line_that_waits(marks, block.mark) if at.line is None else None
-        origin = block.origin or AutogradOrigin("")
-        forward = where(frames_of(origin.frames)) if waiting is not None else at
-        line = source_of(at.line or forward.line or waiting)
-        nodes = at.nodes if waiting is None or at.generated is not None else origin.operation
-        detail = detail or (f"{LOGITS}, {origin.logits}" if origin.logits else "")
-        waits = waiting is not None and forward.line is None
         return Held(
             category,
             nbytes=0,
             count=0,
-            modules=at.module_path or forward.module_path or block.owner,
-            frame=line,
-            nodes=nodes,
+            modules=at.module_path or block.owner,
+            frame=source_of(at.line or waiting),
+            nodes=at.nodes,
             compiled=at.generated is not None,
             detail=detail,
             holder=holder,
-            waits=waits,
-            library=at.library or forward.library,
+            waits=waiting is not None,
+            library=at.library,
         )
 
     add_up(account, peak, row_of)

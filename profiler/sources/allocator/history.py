@@ -36,7 +36,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from memprof.profiler.model import Category, SourceFrame
@@ -47,16 +46,6 @@ from .segments import AllocatorSegment, Segments, pool_id
 
 LONG = 8
 """A block that lived for at least one part in so many of a history is in ``long_lived``."""
-
-
-@dataclass(frozen=True, slots=True)
-class AutogradOrigin:
-    """The operation of autograd that a block is of, e.g. ``LogSoftmaxBackward0``; the allocator's
-    frames of its forward, none where they are not known; and of logits their shape."""
-
-    operation: str
-    frames: Sequence[Mapping[str, Any]] = ()
-    logits: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +65,6 @@ class AllocatorBlock:
         known_category: by the first mark that knew it, or persistent state if any knew it as that.
         written_often, checkpointed: whether it was written to often, or handed to a checkpointed
             function, at any mark.
-        origin: of which operation of autograd it is, where that is known.
         owner: classes of the module whose own it is, as the first mark knew it that did.
         cut: whether the program let go of it since something had failed: of what was there at the
             failure it is what went before anything else was asked for.
@@ -95,7 +83,6 @@ class AllocatorBlock:
     written_often: bool = False
     checkpointed: bool = False
     owner: str = ""
-    origin: AutogradOrigin | None = None
     cut: bool = False
 
     def lived_long(self, events: int) -> bool:
@@ -202,21 +189,15 @@ class AllocatorHistory:
         self._record_blocks(peak)
         return peak
 
-    def feed(
-        self,
-        events: Iterable[Mapping[str, Any]],
-        marks: Sequence[Mark] = (),
-        origins: Mapping[int, AutogradOrigin] = MappingProxyType({}),
-    ) -> None:
+    def feed(self, events: Iterable[Mapping[str, Any]], marks: Sequence[Mark] = ()) -> None:
         """Follow the next events of ``device_traces`` of one device, and all marks that were set
-        so far. ``origins`` are those of blocks, by their number among these events' requests."""
-        begin = self._requests
+        so far."""
         for e in events:
             self.events += 1
             action = e["action"]
             if action == "alloc":
                 self._advance_marks(marks, (self._requests, math.inf))
-                self._alloc(e, origins.get(self._requests - begin))
+                self._alloc(e)
                 self._requests += 1
             elif action == "free_requested":
                 self._advance_marks(marks, (self._requests, self._frees))
@@ -350,7 +331,7 @@ class AllocatorHistory:
             address, requested, size, self.events, self.mark, frames, stream=stream
         )
 
-    def _alloc(self, e: Mapping[str, Any], origin: AutogradOrigin | None) -> None:
+    def _alloc(self, e: Mapping[str, Any]) -> None:
         address, requested = e["addr"], e["size"]
         size = self.rounded(requested)
         segment = self._segments.at(address)
@@ -362,7 +343,6 @@ class AllocatorHistory:
         else:
             size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
-        block.origin = origin
         self.failed_mark = None
         self._live[address] = block
         self.allocated_bytes += size

@@ -44,7 +44,6 @@ from .draining import on_main_thread
 from .history import AllocatorBlock, AllocatorHistory, drop_unused_marks
 from .known import Categories, Objects, of_parameters, of_state
 from .marks import Mark, Phase
-from .operations import Backward, origins
 from .owners import owners
 from .totals import peaks
 from .where import line_of_caller
@@ -139,7 +138,6 @@ class HistoryFollower:
         self._written = -1
         self._drained_at = 0
         self._depth = 0
-        self._backwards: list[Backward] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="memprof drains", daemon=True)
 
@@ -263,9 +261,6 @@ class HistoryFollower:
         )
         return look.categories
 
-    def _asked_of_each(self) -> dict[int, int]:
-        return {d: compat.allocation_counts(d)[0] for d in self.histories}
-
     @property
     def backwards(self) -> int:
         """Backwards that have begun."""
@@ -308,7 +303,7 @@ class HistoryFollower:
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
                 self.times_full += 1
-            history.feed(events, marks, origins(self._backwards, device, events, counts[device][0]))
+            history.feed(events, marks)
             segments = _of_device(snapshot, device)
             if not history.agrees(segments):
                 history.corrected += 1
@@ -316,7 +311,6 @@ class HistoryFollower:
             history.assign_pools(segments)
         for mark in marks:
             mark.forget()
-        self._backwards = [b for b in self._backwards if not b.ended]
         # Where blocks are handed on, their numbers are kept elsewhere.
         if self.on_block is None and len(self.marks) > self._few_marks:
             with self._marking:
@@ -342,7 +336,7 @@ class HistoryFollower:
             if torch.compiler.is_compiling() or self._depth or not self.watches:
                 return run(*args, **kwargs)
             self._depth += 1
-            self._begins(line_of_caller(), args[0] if args else ())
+            self._begins(line_of_caller())
             cut = True
             try:
                 gradients = run(*args, **kwargs)
@@ -373,12 +367,9 @@ class HistoryFollower:
                 torch.autograd.grad(empty, empty, empty)
 
     @_hook
-    def _begins(self, line: SourceFrame | None, outputs: Sequence[Any]) -> None:
+    def _begins(self, line: SourceFrame | None) -> None:
         if self._count_updates() and self._on_step is not None:
             self._on_step(self.steps, self.steps)
-        if self.histories and self._looks_for_parameters() and not compat.compiled_autograd_is_on():
-            self._backwards.append(Backward(self._asked_of_each()))
-            self._backwards[-1].walk(outputs)
         self._mark(Phase.BACKWARD, line=line)
 
     def _count_updates(self) -> bool:
@@ -392,9 +383,6 @@ class HistoryFollower:
 
     @_hook
     def _ends(self, cut: bool) -> None:
-        # The last one that was looked at may be of a step before.
-        if self._backwards and not self._backwards[-1].ended:
-            self._backwards[-1].ended = self._asked_of_each()
         self._mark(Phase.FORWARD, cut=cut)
         self.drain(DRAIN)
 

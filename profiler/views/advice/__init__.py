@@ -43,7 +43,7 @@ from memprof.profiler.model import Profile
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
 from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
 from .held import gradients
-from .logits import of_accounts, of_compiled
+from .logits import of_compiled
 from .recompute import recompute
 
 __all__ = ["Evidence", "Finding", "FindingKind", "advise"]
@@ -67,10 +67,8 @@ def advise(
     peak = timeline.peak()
     threshold = max(MIN_BYTES, int(MIN_SHARE * (peak.nbytes if peak else 0)))
     compiled = list(of_compiled(timeline, attribution))
-    # The account of a device has all that compiled code has there, and more.
-    logits = list(of_accounts(profile.accounts)) or [finding for finding, _ in compiled]
     kinds = (
-        iter(logits),
+        (finding for finding, _ in compiled),
         recompute(timeline, attribution, threshold, {m for _, of in compiled for m in of}),
         output_clones(profile, threshold),
         static_inputs(profile, threshold),

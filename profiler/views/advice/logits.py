@@ -6,8 +6,7 @@ In compiled code what the last matrix product before a log-softmax makes; where 
 compiled, an output whose gradient is more than twice as large as whatever the forward keeps. With
 them counts what is live at the peak, is no parameter's, comes after them in the forward, and has
 their last dimension, the vocabulary: a copy in another type, the log-probabilities, the gradients
-of all of these. Of eager code the account of a device knows them: Note [The forward of an
-operation] in ``profiler/sources/allocator/operations.py``.
+of all of these. Shapes of eager code are not known.
 
 Without the whole of them another instant may be the fullest, so bytes are bounds. The loss alone in
 chunks leaves at least the smallest of the copies.
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from memprof.profiler.live.attribution import Attribution, Site
 from memprof.profiler.live.live_set import LiveItem
 from memprof.profiler.live.timeline import Timeline
-from memprof.profiler.model import LOGITS, Category, DeviceAccount, GraphRecord, Relief, Role
+from memprof.profiler.model import Category, GraphRecord, Relief, Role
 
 from . import finding
 from .finding import Evidence, Finding, FindingKind, Made, at_peak, made
@@ -43,22 +42,6 @@ def is_product(op: str) -> bool:
     namespace, _, rest = op.partition(".")
     words = re.findall("[a-z]+", rest.partition(".")[0])
     return namespace == "aten" and not _PRODUCTS.isdisjoint(words)
-
-
-def of_accounts(accounts: Sequence[DeviceAccount]) -> Iterator[Finding]:
-    """Logits at the peaks of devices that somebody watched."""
-    for a in accounts:
-        details = dict.fromkeys(r.detail for r in a.rows if r.detail.startswith(LOGITS))
-        for detail in details:
-            rows = [r for r in a.rows if r.detail == detail]
-            evidence = [
-                Evidence(
-                    r.category.label, r.nbytes, r.count, None, r.nodes, r.modules or None, r.frame
-                )
-                for r in rows
-            ]
-            least = min(r.nbytes // r.count for r in rows)
-            yield from _finding(detail, evidence, least, a.reserved, f"at the peak of {a.device}")
 
 
 def of_compiled(
@@ -82,9 +65,9 @@ def of_compiled(
             for i, s in members
         ]
         words = " x ".join(f"{n:,}" for n in longest)
-        name = f"{LOGITS} of {head.module or 'the root module'}, {words}"
+        name = f"logits of {head.module or 'the root module'}, {words}"
         least = min(i.storage.nbytes for i, _ in members)
-        for found in _finding(name, evidence, least, at.nbytes, "at the peak"):
+        for found in _finding(name, evidence, least, at.nbytes):
             yield found, {made(i) for i, _ in members}
 
 
@@ -142,10 +125,9 @@ def _sizes(shape: Sequence[str]) -> tuple[int, ...]:
     return tuple(map(int, shape)) if all(n.isdigit() for n in shape) else ()
 
 
-def _finding(
-    name: str, evidence: list[Evidence], least: int, peak: int, whose: str
-) -> Iterator[Finding]:
-    """The finding about logits that are worth one; ``least`` are bytes of the smallest copy."""
+def _finding(name: str, evidence: list[Evidence], least: int, peak: int) -> Iterator[Finding]:
+    """The finding about logits that are worth one; ``least`` are bytes of the smallest copy, and
+    ``peak`` of all that is live."""
     nbytes = sum(e.nbytes for e in evidence)
     if nbytes < max(finding.MIN_BYTES, finding.MIN_OUTPUT_SHARE * peak):
         return
@@ -159,7 +141,7 @@ def _finding(
         FindingKind.LARGE_OUTPUT,
         f"{name}, and what the loss makes of them",
         nbytes,
-        whose,
+        "at the peak",
         "compute the loss without ever having all of them; where code is compiled it needs the "
         "last matrix product and the loss in it. At most, that saves",
         tuple(sorted(evidence, key=lambda e: -e.nbytes)),

@@ -25,12 +25,10 @@ from memprof.profiler.model import (
     DataFlowColumns,
     DataFlowDevice,
     DataFlowStorage,
-    DeviceAccount,
     GraphDescription,
     GraphKind,
     GraphRecord,
     GraphValue,
-    Held,
     LedgerEntry,
     LedgerKind,
     Profile,
@@ -589,6 +587,7 @@ def test_at_most_five_and_the_largest_first() -> None:
     profile = on_trees(
         entry(LedgerKind.REPLAY, "replayed", 40),
         held(0, 9),
+        held(1, 9, TreeCause.HELD_GRADIENT),
         moved(9, 40 * MIB),
         moved(9, 41 * MIB, function="1/0 forward"),
         moved(9, 42 * MIB, function="2/0 forward"),
@@ -599,14 +598,12 @@ def test_at_most_five_and_the_largest_first() -> None:
     profile.graphs[0].description = dataclasses.replace(
         profile.graphs[0].description, inputs=tuple(inputs)
     )
-    logits = Held(Category.TEMPORARY, 50 * MIB, 1, detail="logits, 8 x 1,024")
-    profile.accounts = [DeviceAccount(CUDA, reserved=100 * MIB, rows=[logits])]
     found = advise(profile)
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
-        ("large_output", 50),
         ("moving_address", 42),
         ("moving_address", 41),
         ("shapes", 14),
+        ("gradient", 8),
         ("static_input", 2),
     ]
     assert len(found) == MOST

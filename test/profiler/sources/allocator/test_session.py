@@ -520,13 +520,11 @@ def test_a_function_that_somebody_else_put_over_ours_stays() -> None:
 
 
 @simgpu
-def test_the_logits_of_a_language_model_and_whose_the_rest_is(tmp_path: Path) -> None:
+def test_whose_parameters_and_state_are_and_that_who_is_watched_allocates_the_same(
+    tmp_path: Path,
+) -> None:
     program = """
-import torch.nn.functional as F
-from memprof.profiler.views.advice import FindingKind, advise
-
-BATCH, SEQUENCE, VOCABULARY, WIDTH = 4, 256, 6144, 128
-ELEMENTS = BATCH * SEQUENCE * VOCABULARY
+BATCH, VOCABULARY, WIDTH = 1024, 6144, 128
 
 class Block(nn.Module):
     def __init__(self):
@@ -535,7 +533,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        return x + self.down(self.up(self.norm(x)).relu())
 
 class Model(nn.Module):
     def __init__(self):
@@ -554,15 +552,14 @@ def train():
     model = Model().cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
-        tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE), device="cuda")
+        tokens = torch.randint(VOCABULARY, (BATCH,), device="cuda")
         with torch.autocast("cuda", dtype=torch.bfloat16):
             logits = model(tokens)
-            wide = logits.float()
-            loss = F.cross_entropy(wide.flatten(0, 1), tokens.flatten())
+            loss = torch.nn.functional.cross_entropy(logits.float(), tokens)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        del logits, wide, loss
+        del logits, loss
     return sum(p.numel() for p in model.parameters())
 
 def counted():
@@ -580,27 +577,15 @@ def once(**options):
 once()  # What cuBLAS takes once.
 _, _, before = once()
 profile, parameters, after = once(eager=True)
-assert before == after  # Who is watched allocates what it does otherwise.
+assert before == after
 (account,) = profile.accounts
 adds_up(account)
 
-# Logits in bfloat16, a copy in float32, and in the backward of the log-softmax its result and the
-# gradients of both.
-account.rows = [r for r in account.rows if r.category is not Category.WORKSPACE]
-assert {r.detail for r in account.rows} == {"", "logits, 4 x 256 x 6,144"}
-texts = "self.head(x)", "logits.float()", "F.cross_entropy", "loss.backward()"
-of = {text: lines(account, text) for text in texts}
-narrow = 2 * WIDTH * (VOCABULARY + BATCH * SEQUENCE)  # The product's operands in bfloat16.
-assert of["self.head(x)"] == 2 * ELEMENTS + narrow, of
-assert of["logits.float()"] == 4 * ELEMENTS, of
-assert 3 * 4 * ELEMENTS <= of["F.cross_entropy"] <= 3 * 4 * ELEMENTS + 8, of
-assert of["loss.backward()"] <= 1024, of
-found = next(f for f in advise(profile) if f.kind is FindingKind.LARGE_OUTPUT)
-total = (2 + 4 + 3 * 4) * ELEMENTS
-assert found.nbytes == total, found
-rest = total - 2 * ELEMENTS
-assert [w.nbytes for w in found.ways] == [total, total * 7 // 8, rest * 7 // 8], found.ways
-assert {e.node for e in found.evidence} >= {"NllLossBackward0", "LogSoftmaxBackward0"}
+# What autograd's threads asked for stands with the line that waits for them.
+assert account.phase == "backward"
+waiting = [r for r in account.rows if r.waits]
+assert sum(r.nbytes for r in waiting) > 4 * BATCH * VOCABULARY
+assert {(r.nodes, r.frame.code) for r in waiting} == {("", "loss.backward()")}, waiting
 
 # Parameters and AdamW's state are their modules', wherever they were asked for.
 for category, times in ((Category.PARAMETER, 1), (Category.OPTIMIZER_STATE, 2)):
@@ -612,31 +597,5 @@ for category, times in ((Category.PARAMETER, 1), (Category.OPTIMIZER_STATE, 2)):
     }, rows
     head = sum(r.nbytes for r in rows if r.modules == "Model > Linear")
     assert head - 4 * times * VOCABULARY * WIDTH in (0, 4)  # AdamW counts steps.
-"""
-    _script(tmp_path, program)
-
-
-@simgpu
-def test_a_backward_that_is_not_looked_at_is_nobody_elses(tmp_path: Path) -> None:
-    # GIVEN a training whose fullest step comes when graphs are no longer walked at each
-    program = """
-LAST = 27
-layers = nn.Sequential(nn.Linear(N, 8, bias=False), nn.Sigmoid()).cuda()
-optimizer = torch.optim.SGD(layers.parameters())
-with memprof.profile(eager=True) as session:
-    for step in range(LAST + 1):
-        y = layers(torch.rand(16 * N if step == LAST else 8, N, device="cuda"))
-        loss = (y.expand(32, *y.shape) * 2).square().sum()
-        del y
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-(account,) = session.profile().accounts
-assert (account.step, account.phase) == (LAST + 1, "backward")
-# WHEN it is asked what its memory was for
-waiting = [r for r in account.rows if r.waits]
-# THEN it is that of a backward, and not of an operation of an earlier one
-assert sum(r.nbytes for r in waiting) > 16 * MIB
-assert {r.nodes for r in waiting} == {""}, waiting
 """
     _script(tmp_path, program)

@@ -278,7 +278,7 @@ class _CategoryRules:
     def _same_span(self, begin: int, end: int) -> bool:
         """Tells whether no phase began between two marks, the first's own aside."""
         phase = self._marks[begin].phase
-        return all(m.phase is phase for m in self._marks[begin : end + 1])
+        return all(self._marks[i].phase is phase for i in range(begin, end + 1))
 
     def _is_workspace(self, block: AllocatorBlock) -> bool:
         if block.freed_after is None:

@@ -19,20 +19,11 @@ Note [The instant that decides]
 A job fits where the most that it *reserves* fits. The allocator seldom gives back, so many instants
 have this maximum; of these the one at which most is allocated says best what the memory is for. So
 it is the first with the greatest pair (reserved, allocated).
-
-Note [Few marks]
-~~~~~~~~~~~~~~~~
-What a mark says of memory is noted in the blocks that are there when the history is followed past
-it. A run has a few marks a step, and is explained at its end, when blocks are asked about that
-still live, lived long or are of the peak. So marks that no such block refers to
-go (``drop_unused_marks``). Of those in a row one of each phase stays, so that a phase which lay
-between two blocks still does.
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -414,33 +405,6 @@ class AllocatorHistory:
         peak.awaiting = {b.address for b in peak.blocks if b.freed_after is not None}
         # What was reserved after that instant would have made a later one the peak.
         peak.segments = [(s, s.size) for s in self._segments]
-
-
-def drop_unused_marks(marks: list[Mark], histories: Sequence[AllocatorHistory]) -> None:
-    """Let go of marks that nobody can ask for any more; see Note [Few marks]. Numbers in
-    ``histories``, all that follow these marks, and in their blocks become those they have then.
-    """
-    passed = min(r.mark for r in histories)
-    blocks = {id(b): b for r in histories for b in (*r.live, *r.peak.blocks, *r.long_lived)}
-    stay = {0, *(n for r in histories for n in (r.mark, r.peak.mark, r.failed_mark or 0))}
-    stay |= {i for i, m in enumerate(marks) if m.cut}
-    for b in blocks.values():
-        stay |= {b.mark, b.freed_after or 0}
-    kept: list[int] = []
-    for stays, row in itertools.groupby(range(len(marks)), lambda i: i >= passed or i in stay):
-        if stays:
-            kept += row
-        else:  # The first of each phase.
-            kept += sorted({marks[i].phase: i for i in reversed(list(row))}.values())
-    new = {i: n for n, i in enumerate(kept)}
-    marks[:] = [marks[i] for i in kept]
-    for b in blocks.values():
-        b.mark = new[b.mark]
-        if b.freed_after is not None:
-            b.freed_after = new[b.freed_after]
-    for r in histories:
-        r.mark, r.peak.mark = new[r.mark], new[r.peak.mark]
-        r.failed_mark = r.failed_mark and new[r.failed_mark]
 
 
 def frames_of(raw: Iterable[Mapping[str, Any]]) -> tuple[SourceFrame, ...]:

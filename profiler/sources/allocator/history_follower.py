@@ -41,7 +41,7 @@ from memprof.profiler.model import SourceFrame
 
 from . import _torch_compat as compat
 from .draining import on_main_thread
-from .history import AllocatorBlock, AllocatorHistory, drop_unused_marks
+from .history import AllocatorBlock, AllocatorHistory
 from .known import Categories, Objects, of_parameters, of_state
 from .marks import Mark, Phase
 from .owners import owners
@@ -58,9 +58,6 @@ DRAIN = 20_000
 
 _PERIOD = 0.2
 """Seconds between two looks at how much history there is, beside the program."""
-
-_MANY_MARKS = 1_000
-"""Marks that a run must have for some to go."""
 
 
 def _hook(do: Callable[..., None]) -> Callable[..., None]:
@@ -132,7 +129,6 @@ class HistoryFollower:
         self._asked = False
         # Held while a mark is set: any thread of the program may run a backward.
         self._marking: Any = threading.RLock()
-        self._few_marks = _MANY_MARKS
         self._peaks_before: dict[int, tuple[int, int]] = {}
         self._steps_of: dict[int, int] = {}
         self._written = -1
@@ -299,6 +295,7 @@ class HistoryFollower:
         counts = {d: compat.allocation_counts(d) for d in self.histories}
         snapshot = compat.drain_history()
         marks = list(self.marks)
+        followed = min(h.mark for h in self.histories.values())
         for device, history in self.histories.items():
             events = snapshot["device_traces"][device]
             if len(events) >= compat.MAX_ENTRIES:
@@ -309,13 +306,8 @@ class HistoryFollower:
                 history.corrected += 1
                 history.take_over(segments, counts[device])
             history.assign_pools(segments)
-        for mark in marks:
+        for mark in marks[followed:]:
             mark.forget()
-        # Where blocks are handed on, their numbers are kept elsewhere.
-        if self.on_block is None and len(self.marks) > self._few_marks:
-            with self._marking:
-                drop_unused_marks(self.marks, list(self.histories.values()))
-            self._few_marks = max(_MANY_MARKS, 2 * len(self.marks))
 
     def _look_after(self) -> None:
         """Drain where there is a lot of history, beside a program that comes to no mark."""

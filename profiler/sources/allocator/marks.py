@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from memprof.profiler.model import Category, SourceFrame
 
@@ -48,10 +49,12 @@ class Mark:
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Let go of what is noted in blocks by now."""
-        self.categories = {}
-        self.written_often, self.checkpointed = frozenset(), frozenset()
-        self.owners = {}
+        """Let go of what is noted in blocks by now: marks stay, a few a step."""
+        self.categories = self.owners = self.counts = _NOTHING
+        self.written_often = self.checkpointed = frozenset()
+
+
+_NOTHING: dict[int, Any] = {}
 
 
 def line_that_waits(marks: Sequence[Mark], number: int) -> SourceFrame | None:

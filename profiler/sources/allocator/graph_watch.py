@@ -16,14 +16,12 @@ history at each of the thousands of captures of an engine would take seconds.
 from __future__ import annotations
 
 import functools
-import linecache
 import re
 import sys
 import time
 import traceback
 import weakref
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
@@ -37,13 +35,17 @@ from .allocator_session import AllocatorSession
 from .captures import Device, WatchedCapture, describe
 from .history import AllocatorBlock
 from .replaced import Undo, replace
-from .where import is_internal
+from .where import is_internal, source_of
 
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
-_OURS = re.compile(r"[/\\]cudagraph_trees[/\\](record|device)[/\\]\w+\.py$")
-_MEMPROF = "memprof's graph trees"
-_TORCH = "torch's graph trees"
-_CALLABLES = "make_graphed_callables"
+_API = "torch.cuda.graph"
+_MAKERS = (
+    (re.compile(r"cudagraph_trees/(record|device)/\w+\.py:"), "memprof's graph trees"),
+    (re.compile(r"torch/_inductor/cudagraph_trees\.py:"), "torch's graph trees"),
+    (re.compile(r"torch/cuda/graphs\.py:make_graphed_callables$"), "make_graphed_callables"),
+    (re.compile(r"torch/cuda/graphs\.py:__enter__$"), _API),
+)
+"""Who captures, by the file and function of a frame on the stack; the outermost counts."""
 
 
 class GraphWatch:
@@ -60,7 +62,6 @@ class GraphWatch:
         self._blocks: dict[int, list[AllocatorBlock]] = {}
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
-        self._pools: set[tuple[int, tuple[int, int]]] = set()
         self._undo: list[Undo] = []
 
     def install(self) -> None:
@@ -152,33 +153,19 @@ class GraphWatch:
     def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchedCapture:
         device = torch.cuda.current_device()
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
-        maker, frame, name = _who_captures()
-        what = len(self.captures) + 1, capture_name() or name, maker, frame
-        record = GraphCapture(*what, start_ns=time.perf_counter_ns())
+        maker, frame = _who_captures()
+        number, began = len(self.captures) + 1, time.perf_counter_ns()
+        record = GraphCapture(number, capture_name(), maker, frame, start_ns=began)
         before = self._graphs.pop(id(graph), None)
         if before is not None and before.reference() is graph:
             _gone(before)  # It is captured anew.
         found = self._look(device, pool) if pool is not None else ()
-        if pool is not None and (device, pool) not in self._pools:
-            self._pools.add((device, pool))
-            if found:
-                self._take_stock(device, found)
         begin = self._watch.mark()
         handled = id(sys.exc_info()[1])
         capture = WatchedCapture(record, device, pool, begin, found=found, handled=handled)
         self.captures.append(capture)
         self._open[id(graph)] = capture
         return capture
-
-    def _take_stock(self, device: int, found: tuple[Range, ...]) -> None:
-        """Keep what is there in a pool that was in use before the first capture into it."""
-        self._watch.drain()
-        kept = self._blocks.setdefault(device, [])
-        known = {id(b) for b in kept}
-        for block in self._watch.histories[device].live:
-            if id(block) not in known and any(a <= block.address < z for a, z in found):
-                self.made(device, block)
-        kept.sort(key=lambda b: b.event)
 
     def _finish(self, c: WatchedCapture, failed: str, graph: Any = None) -> None:
         self._open = {key: one for key, one in self._open.items() if one is not c}
@@ -191,7 +178,6 @@ class GraphWatch:
         else:
             c.deleted_ns = c.graph.start_ns
         if c.pool is not None:
-            self._pools.add((c.device, c.pool))
             c.segments = self._look(c.device, c.pool)
         c.end = self._watch.mark()
 
@@ -211,36 +197,17 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _who_captures() -> tuple[str, SourceFrame | None, str]:
-    """The library or API that captures now on this thread, the innermost frame of the program, and
-    the graph's name, as far as the former tells it."""
-    maker, name = "capture_begin", ""
+def _who_captures() -> tuple[str, SourceFrame | None]:
+    """The library or API that captures now on this thread, and the innermost frame of the
+    program."""
+    maker = "capture_begin"
     for frame, line in traceback.walk_stack(sys._getframe(1)):
-        code = frame.f_code
-        found, of = _maker(code, line)
-        if found:
-            maker, name = found, of or name
-        if not is_internal(code.co_filename):
-            package = _PACKAGE.search(code.co_filename)
-            if package is not None and not maker.endswith("trees") and maker != _CALLABLES:
+        file, function = frame.f_code.co_filename, frame.f_code.co_name
+        place = f"{file}:{function}".replace("\\", "/")
+        maker = next((name for pattern, name in _MAKERS if pattern.search(place)), maker)
+        if not is_internal(file):
+            package = _PACKAGE.search(file)
+            if package is not None and maker in ("capture_begin", _API):
                 maker = package[1]
-            text = linecache.getline(code.co_filename, line).strip()
-            return maker, SourceFrame(code.co_filename, line, code.co_name, text), name
-    return maker, None, name
-
-
-def _maker(code: CodeType, line: int) -> tuple[str, str]:
-    """Maker and graph's name of a capture below a frame of torch's or memprof's; else empty."""
-    file = code.co_filename
-    if _OURS.search(file):
-        return _MEMPROF, ""
-    file = file.replace("\\", "/")
-    if file.endswith("torch/_inductor/cudagraph_trees.py"):
-        return _TORCH, ""
-    if file.endswith("torch/cuda/graphs.py"):
-        if code.co_name == _CALLABLES:
-            text = linecache.getline(file, line) + linecache.getline(file, line + 1)
-            return _CALLABLES, "backward" if "bwd_graph" in text else "forward"
-        if code.co_name == "__enter__":
-            return "torch.cuda.graph", ""
-    return "", ""
+            return maker, source_of(SourceFrame(file, line, function))
+    return maker, None

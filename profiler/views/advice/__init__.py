@@ -16,17 +16,16 @@ worth it there are none.
   ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although
   they stay where they are: module or optimizer state that was not declared static, memory that the
-  graph writes to (which keeps it from being recorded at all), memory that calls with different
-  sizes have been given. A batch that is new at every step is none of these.
+  graph writes to (which keeps it from being recorded at all). A batch that is new at every step is
+  neither.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
   of an input was another one; the bytes are the input's. Also with fewer bytes, if recording again
   took ``MIN_TIME_SHARE`` (5 %) of the time. And functions that the trees have stopped recording
   because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all sizes but the largest, warm-ups included, which padding to it would save.
-* **gradient**: gradients that are alive while a forward runs: in the data-flow profile if there is
-  one, else those that graph trees had to move out of the pool or that the live set of a peak in a
-  forward holds.
+* **gradient**: gradients that are alive while a forward runs: those that the live set of a peak in a
+  forward holds, or that graph trees had to move out of the pool.
 * **large output**: logits and what a loss makes of them, from ``MIN_OUTPUT_SHARE`` (10 %) of the
   peak on: Note [What are logits] in ``logits.py``. They are in no other finding.
 """

@@ -95,11 +95,8 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
                 why = "the graph writes to it, so it runs without a CUDA graph" if mutated else ""
             elif any(v.role in _STATE for v in values):
                 why = f"{value.role.value.replace('_', ' ')} without a static address"
-            elif mutated:
-                why = "the graph writes to it: the same memory at every call"
             else:
-                again = _seen_again(graph, storage)
-                why = "the same memory at calls with other sizes" if again else ""
+                why = "the graph writes to it: the same memory at every call" if mutated else ""
             if not why:
                 continue
             text = f"{value.label}: {why}"
@@ -114,16 +111,6 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
         "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
         "or make them parameters or buffers of the compiled module",
     )
-
-
-def _seen_again(graph: GraphRecord, storage: Storage) -> bool:
-    """Whether several programs of ``graph``, observed at different calls, have this storage.
-
-    That another graph has it says nothing: a batch is handed from graph to graph in a step.
-    """
-    if storage.identity is None:
-        return False
-    return sum(any(s.identity == storage.identity for s in p.storages) for p in graph.programs) > 1
 
 
 def _entering(graph: GraphRecord) -> list[Storage]:

@@ -20,11 +20,7 @@ from profile_builder import (
 )
 
 from memprof.profiler.model import (
-    CallColumns,
     Category,
-    DataFlowColumns,
-    DataFlowDevice,
-    DataFlowStorage,
     GraphDescription,
     GraphKind,
     GraphRecord,
@@ -402,16 +398,6 @@ def test_a_cache_that_prevents_the_graph() -> None:
     assert "so it runs without a CUDA graph" in found.evidence[0].text
 
 
-def test_memory_that_is_there_again_at_other_sizes_could_be_static() -> None:
-    # GIVEN the input of 1 MiB, observed again in a program for other sizes
-    profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
-    (program,) = profile.graphs[0].programs
-    profile.graphs[0].programs.append(dataclasses.replace(program, key=(7,)))
-    (found,) = advise(profile)
-    assert found.kind is FindingKind.STATIC_INPUT
-    assert found.evidence[0].text == "L['x']: the same memory at calls with other sizes"
-
-
 def test_a_batch_is_not_static() -> None:
     # Its backward has it too, as a saved input.
     assert advise(on_trees(entry(LedgerKind.REPLAY, "replayed", 40))) == []
@@ -513,45 +499,6 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
 
 
 # Gradients
-
-
-def with_gradients(at_forwards: list[int]) -> Profile:
-    """Three forwards at 10, 30 and 50 ns, and so many MiB of gradients then."""
-    profile = training()
-    again = node("again", "aten.mm.default", "l1", 3)  # its model is checkpointed already
-    profile.graphs[1].nodes["again"] = dataclasses.replace(again, recomputed=True)
-    profile.calls = CallColumns(
-        [0, 1] * 3, [0, 0] * 3, [10, 20, 30, 40, 50, 60], [15, 25, 35, 45, 55, 65], [0] * 6
-    )
-    times, column = [5], [0]
-    for start, n in zip((10, 30, 50), at_forwards, strict=True):
-        times += [start - 1, start + 10]
-        column += [n * MIB, 4 * MIB]
-    profile.dataflow = DataFlowColumns(
-        [
-            DataFlowDevice(
-                "cpu",
-                times,
-                {Category.GRADIENT: column},
-                column.index(max(column)),
-                [DataFlowStorage(max(column), Category.GRADIENT)],
-            )
-        ]
-    )
-    return profile
-
-
-def test_gradients_that_live_through_forwards() -> None:
-    (found,) = advise(with_gradients([4, 4, 4]))
-    assert found.kind is FindingKind.GRADIENT
-    assert found.nbytes == 4 * MIB
-    assert found.evidence[0].text == "alive when 3 of 3 forwards began"
-    assert "zero_grad(set_to_none=True)" in found.change
-
-
-def test_gradients_that_are_released_in_time() -> None:
-    assert advise(with_gradients([0, 0, 0])) == []
-    assert advise(with_gradients([0, 4, 0])) == []
 
 
 def test_gradients_in_the_live_set_of_a_peak_in_a_forward() -> None:

@@ -107,8 +107,6 @@ class PreparedProgram:
         input_keys: of each storage that is live at entry, by storage id.
         persistent: of these, what lives on by itself.
         saved: of a forward, what it leaves for its backward, persistent memory excluded.
-        shared, private_bytes: the part of ``saved`` that other units may hold or take too, and
-            bytes of the rest, nearly all of it, which need not be looked at one by one.
         handed_on: outputs that other units are known to take.
         sources: input storages that another unit is known to have made, by storage id.
     """
@@ -125,8 +123,6 @@ class PreparedProgram:
     given_bytes: Counter[int | None] = field(default_factory=Counter)
     persistent: dict[Key, LiveItem] = field(default_factory=dict)
     saved: dict[Key, LiveItem] = field(default_factory=dict)
-    shared: dict[Key, LiveItem] = field(default_factory=dict)
-    private_bytes: int = 0
     handed_on: list[HandedOn] = field(default_factory=list)
     sources: dict[int, tuple[Key, LiveItem]] = field(default_factory=dict)
 
@@ -252,28 +248,6 @@ def _link(units: list[PreparedProgram]) -> None:
         handed_on.setdefault((maker.id, frozenset(consumers), gradient), {})[identity] = item
     for (id, group, gradient), items in handed_on.items():
         units[id].handed_on.append(HandedOn(group, gradient, items))
-    _share(units)
-
-
-def _share(units: list[PreparedProgram]) -> None:
-    """Tell apart memory that only one unit saves and memory that others hold or take too."""
-    holders = Counter(key for u in units for key in u.saved)
-    taken: dict[Key, set[int | None]] = defaultdict(set)
-    for u in units:
-        # A backward takes what its own forward saved: it goes by the forward's graph_id.
-        ours = u.graph.graph_id if u.graph.kind is GraphKind.BACKWARD else None
-        for key in u.input_keys.values():
-            taken[key].add(ours)
-        for outputs in u.handed_on:
-            for key in outputs.items:
-                taken[key].add(None)
-    for u in units:
-        for key, item in u.saved.items():
-            alone = holders[key] == 1 and taken[key] <= {u.graph.graph_id}
-            if alone and not item.storage.at_entry:
-                u.private_bytes += item.storage.nbytes
-            else:
-                u.shared[key] = item
 
 
 class Persistent:

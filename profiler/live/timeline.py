@@ -168,7 +168,7 @@ class Timeline:
             own = [_item(unit, makers, live) for live in unit.program.live_at(instant)]
         elif instant:
             raise IndexError(f"call {call} was not observed: its only instant is 0")
-        _, moving, taken = self._rest(step.before, step.unit, step.forwards)
+        moving, taken = self._rest(step.before, step.unit, step.forwards)
         return LiveSet(self._on_device((*self._items(step.before, moving, taken), *own)))
 
     def kind(self, call: int) -> int:
@@ -303,9 +303,9 @@ class Timeline:
         after = before.with_waiting([unit] if waits and unit != _NONE else (), forwards)
         after = replace(after, handed=tuple(handed))
         after = self._states.setdefault(after, after)
-        others, moving, taken = self._rest(before, unit, forwards, whole=False)
-        rest = self._nbytes(others, moving, taken)
-        between = self._nbytes(after, self._moving(after, whole=False))
+        moving, taken = self._rest(before, unit, forwards)
+        rest = self._nbytes(before.epoch, moving, taken)
+        between = self._nbytes(after.epoch, self._moving(after))
         entry = peak = exit = rest
         if unit != _NONE:
             u = self.units[unit]
@@ -314,16 +314,14 @@ class Timeline:
             exit += sum(live.storage.nbytes for live in u.surviving)
         return _Step(before, unit, forwards, after, entry, peak, exit, between)
 
-    def _nbytes(self, state: _State, moving: _Moving, without: Collection[Key] = ()) -> int:
-        """Bytes of all that is carried, given what ``_moving`` finds that is not private."""
-        private = sum(self.units[u].private_bytes * n for u, n in state.waiting)
+    def _nbytes(self, epoch: int, moving: _Moving, without: Collection[Key] = ()) -> int:
+        """Bytes of all that is carried, given what ``_moving`` finds."""
         carried = sum(item.storage.nbytes * count for item, count in moving.values())
-        return private + carried + self._persistent.nbytes(state.epoch, without)
+        return carried + self._persistent.nbytes(epoch, without)
 
-    def _moving(self, state: _State, running: int = _NONE, whole: bool = True) -> _Moving:
-        """Carried memory but for the persistent; without ``whole``, less what waiting units hold
-        alone. A unit that is ``running`` holds copies of its inputs beside those that its waiting
-        calls hold."""
+    def _moving(self, state: _State, running: int = _NONE) -> _Moving:
+        """Carried memory but for the persistent. A unit that is ``running`` holds copies of its
+        inputs beside those that its waiting calls hold."""
         out: _Moving = {}
 
         def hold(key: Key, item: LiveItem, count: int) -> None:
@@ -337,27 +335,25 @@ class Timeline:
 
         for unit, count in state.waiting:
             u = self.units[unit]
-            for key, item in (u.saved if whole else u.shared).items():
+            for key, item in u.saved.items():
                 hold(key, item, count + (unit == running and item.storage.at_entry))
         for unit, b, _ in state.handed:
             for key, item in self.units[unit].handed_on[b].items.items():
                 hold(key, item, 1)
         return out
 
-    def _rest(
-        self, state: _State, unit: int, forwards: Forwards, whole: bool = True
-    ) -> tuple[_State, _Moving, set[Key]]:
-        """State and carried memory of others during a call of ``unit``, less what its own program
-        counts: as many copies of its inputs as it has, and what ``forwards`` saved for it; and keys
-        to leave out of persistent memory."""
+    def _rest(self, state: _State, unit: int, forwards: Forwards) -> tuple[_Moving, set[Key]]:
+        """Carried memory of others during a call of ``unit``, less what its own program counts: as
+        many copies of its inputs as it has, and what ``forwards`` saved for it; and keys to leave
+        out of persistent memory."""
         if unit == _NONE:
             # What an unobserved backward does with its memory is not known: it keeps it.
-            return state, self._moving(state, whole=whole), set()
+            return self._moving(state), set()
         others = state.with_waiting(less=forwards)
         if not forwards:  # What an unknown forward saved for it is beside what others wait with.
             state = state.with_waiting(self._pairing.usual_forwards(unit))
-        rest = self._moving(others, whole=whole)
-        copies = self._moving(state, unit, whole)
+        rest = self._moving(others)
+        copies = self._moving(state, unit)
         makers = self._input_makers(unit, forwards)
         takes = Counter(
             makers[storage][0] if storage in makers else key
@@ -368,7 +364,7 @@ class Timeline:
             if key in copies and copies[key][1] > n:
                 item, count = copies[key]
                 rest[key] = (item, count - n)
-        return others, rest, set(takes)
+        return rest, set(takes)
 
     def _input_makers(self, unit: int, forwards: Forwards) -> _Makers:
         forwards = forwards or self._pairing.usual_forwards(unit)

@@ -131,12 +131,10 @@ class Objects:
     def alive(self) -> Iterator[torch.nn.Module]:
         """Yields the modules that are there."""
         # Of a copy: the program's threads may add to the dictionary meanwhile.
-        for i, reference in list(self._modules.items()):
+        for reference in list(self._modules.values()):
             module = reference()
             if module is not None:
                 yield module
-            elif (other := self._modules.pop(i, reference)) is not reference:
-                self._modules[i] = other  # Of a module that is at this address since then.
 
 
 def _of_modules(modules: Iterable[torch.nn.Module]) -> Categories:

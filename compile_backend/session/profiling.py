@@ -13,7 +13,6 @@ from memprof.profiler.file.profile_file import check_name, read_profile, write_p
 from memprof.profiler.model import (
     DataFlowColumns,
     DeviceAccount,
-    Growth,
     LedgerKind,
     Process,
     Profile,
@@ -26,7 +25,6 @@ from memprof.profiler.verbs import Views
 
 from .eager import EagerMemory, write_to
 from .environment import process
-from .held_forwards import held_forwards, may_wait
 from .runtime import RUNTIME, Session
 from .streaming import LOG_CALLS, Streamer
 
@@ -109,7 +107,6 @@ class ProfilingSession(Views):
         self._steps = steps
         self._on_step = on_step
         self._recorder: StepRecorder | None = None
-        self._growth: list[Growth] = []
         self._accounts: list[DeviceAccount] = []
         self._state: dict[str, int] = {}
         self._stop_reports: Callable[[], None] = lambda: None
@@ -163,8 +160,6 @@ class ProfilingSession(Views):
             if self._eager.why_not:
                 reason = f"no account of {self._eager.what}: {self._eager.why_not}"
                 RUNTIME.ledger.add(LedgerKind.FALLBACK, None, reason)
-            held = _unless_it_fails(self._held, _NO_GROWTH) or []
-            self._growth = [*self._eager.growth, *held]
             self._accounts = self._eager.accounts if self._all else _accounts_now()
             self._state = _unless_it_fails(optimizer_state, _NO_STATE) or {}
             if self._streamer is not None:
@@ -183,11 +178,6 @@ class ProfilingSession(Views):
         nobody calls it, optimizers and marks of steps end them."""
         if self._recorder is not None:
             self._recorder.step()
-
-    def _held(self) -> list[Growth]:
-        # The call log of a long session takes a second to go through.
-        waits = may_wait(RUNTIME.snapshot(self._session).graphs)
-        return held_forwards(RUNTIME.profile(self._session)) if waits else []
 
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.
@@ -291,7 +281,7 @@ class ProfilingSession(Views):
         _join_tracker(profile, threads)
         profile.graph_pools = self._eager.graph_pools
         profile.accounts = self._accounts
-        profile.growth = self._growth
+        profile.growth = self._eager.growth
         profile.optimizer_state = self._state
         return profile
 
@@ -358,7 +348,6 @@ def current_profile() -> Profile:
     threads: dict[int, int] = {}
     found = RUNTIME.profile(threads=threads)
     _join_tracker(found, threads)
-    found.growth = _unless_it_fails(lambda: held_forwards(found), _NO_GROWTH) or []
     found.accounts = _accounts_now()
     found.optimizer_state = _unless_it_fails(optimizer_state, _NO_STATE) or {}
     return found
@@ -368,7 +357,6 @@ def _accounts_now() -> list[DeviceAccount]:
     return _unless_it_fails(present_accounts, "memprof failed to account for the device") or []
 
 
-_NO_GROWTH = "memprof failed to look for growth"
 _NO_STATE = "memprof failed to look for the state of optimizers"
 
 

@@ -1,8 +1,7 @@
 """Growth of memory over the steps of a run, from all parts of a profile.
 
 The same leak may be seen by several parts. For each device the best of them counts: the allocator's
-history, which has every block and who holds it; then the forwards of compiled code; then the
-tracker, which has sizes.
+history, which has every block and the variables that lead to it; then the tracker, which has sizes.
 
 Note [What counts as growth]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -133,8 +132,6 @@ def looked(profile: Profile) -> list[str]:
         short = 0 < account.steps < LEAST or account.simulated
         if account.failure is None and not (account.present or short):
             words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
-    if len(profile.calls):
-        words.append(f"{len(profile.calls):,} calls of compiled code")
     if profile.tracker is not None:
         words.append(f"{len(profile.tracker.snapshots):,} snapshots of the tracker")
     return words

@@ -77,18 +77,13 @@ def pair(
     return found
 
 
-def forwards_that_wait(profile: Profile) -> Mapping[int, list[int]]:
-    """Numbers, from 1, of each forward's calls that had no backward, by graph id."""
+def forwards_that_wait(profile: Profile) -> Counter[int]:
+    """Number of each forward's calls that had no backward, by graph id."""
     graphs = {g.id: g for g in profile.graphs}
-    paired = pair([graphs.get(g) for g in profile.calls.graph])
-    number: dict[int, int] = {}
-    waiting: dict[int, list[int]] = {}
-    for call, id in enumerate(profile.calls.graph):
-        if id in graphs and graphs[id].kind is GraphKind.FORWARD:
-            number[id] = number.get(id, 0) + 1
-            if call not in paired:
-                waiting.setdefault(id, []).append(number[id])
-    return waiting
+    forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
+    calls = profile.calls.graph
+    paired = pair([graphs.get(id) for id in calls])
+    return Counter(id for k, id in enumerate(calls) if id in forwards and k not in paired)
 
 
 def captured_by(graph: GraphRecord) -> str | None:

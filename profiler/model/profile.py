@@ -52,8 +52,6 @@ class GrowthSource(str, Enum):
 
     ALLOCATOR = "allocator"
     """The allocator's history, followed to the end (``eager=True``)."""
-    COMPILED = "compiled"
-    """Forwards of compiled code whose backward never came, with what they saved, at the end."""
     TRACKER = "tracker"
     """Snapshots of the run-time tracker."""
 

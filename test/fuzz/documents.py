@@ -83,7 +83,7 @@ def everything(rank: int = 0, world: int = 1) -> Profile:
     part = Held(Category.ACTIVATION, 3 * MIB, 3, "Net > Block", frame, "mm")
     profile.growth = [
         Growth(
-            GrowthSource.COMPILED, "cuda:1", 3 * MIB, MIB, "optimizer step", 1, 12,
+            GrowthSource.ALLOCATOR, "cuda:1", 3 * MIB, MIB, "optimizer step", 1, 12,
             "debug[...], global of train.py", frame, (part,),
         )
     ]  # fmt: skip

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -107,51 +107,6 @@ class Holders:
         """Storage that lies in a block, with its holder; of several the first, else None."""
         address = block.first_of(self._addresses)
         return None if address is None else self.held[address]
-
-
-class HeldGraphs(NamedTuple):
-    """Operations of autograd of one kind that still have what they saved: bytes but for
-    parameters and what several of them have, the device with most of it, and the variable that
-    leads to the tensors of most of their graphs."""
-
-    operations: int
-    nbytes: int
-    device: str
-    holder: str
-
-
-def held_graphs(kind_of: Callable[[Any], int | None]) -> dict[int, HeldGraphs]:
-    """Operations of autograd that still have what they saved, by kind; ``kind_of`` is None of one
-    that does not matter."""
-    found: dict[int, list[tuple[str, list[torch.Tensor]]]] = {}
-    with compat.without_torch_function():
-        names = variables()
-        for node, root in _operations(_tensors()):
-            kind = kind_of(node)
-            saved = compat.saved_by(node) if kind is not None else []
-            if kind is not None and saved:
-                found.setdefault(kind, []).append((names.get(id(root), ""), saved))
-        return {kind: _held(operations) for kind, operations in found.items()}
-
-
-def _held(operations: list[tuple[str, list[torch.Tensor]]]) -> HeldGraphs:
-    having = Counter(
-        memory
-        for _, saved in operations
-        for memory in {
-            (address, nbytes, str(tensor.device))
-            for tensor in saved
-            if not (tensor.requires_grad and tensor.is_leaf)
-            for address, nbytes in compat.memory_of(tensor, "")
-        }
-    )
-    devices: Counter[str] = Counter()
-    for (_, nbytes, device), times in having.items():
-        if times == 1:
-            devices[device] += nbytes
-    device = devices.most_common(1)[0][0] if devices else ""
-    holder = most_common(name for name, _ in operations)
-    return HeldGraphs(len(operations), devices.total(), device, holder)
 
 
 def most_common(names: Iterable[str]) -> str:

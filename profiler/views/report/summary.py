@@ -267,7 +267,7 @@ def _graph_rows(timeline: Timeline) -> list[GraphRow]:
                 peak=unit.peak_bytes if unit else None,
                 saved=sum(i.storage.nbytes for i in unit.saved.values()) if unit else None,
                 unobserved=reasons.get(graph.id) or (None if unit else graph.unobservable),
-                waiting=len(waiting.get(graph.id, ())),
+                waiting=waiting[graph.id],
             )
         )
     return rows

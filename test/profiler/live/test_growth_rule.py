@@ -136,7 +136,7 @@ class TestProfiles:
 
     def test_who_knows_best_is_believed(self) -> None:
         held = Growth(GrowthSource.ALLOCATOR, "cuda:0", MIB, KIB, "optimizer step", 1, 20)
-        on_cpu = Growth(GrowthSource.COMPILED, "cpu", MIB, 4 * KIB, "call", 1, 20)
+        on_cpu = Growth(GrowthSource.TRACKER, "cpu", MIB, 4 * KIB, "call", 1, 20)
         profile = Profile(growth=[held, on_cpu], tracker=tracked([i * MIB for i in range(40)]))
         assert growth(profile) == [on_cpu, held]
 

@@ -192,7 +192,6 @@ def _grows(number: int, g: Growth, show: Show) -> Section:
 
 _SEEN = {
     GrowthSource.ALLOCATOR: "every block that is still there was counted",
-    GrowthSource.COMPILED: "forwards without a backward, whose saved memory is still held",
     GrowthSource.TRACKER: "seen in the tracker's snapshots; eager=True names lines",
 }
 

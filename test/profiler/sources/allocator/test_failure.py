@@ -19,7 +19,7 @@ from memprof.profiler.model import (
     WhyNot,
 )
 from memprof.profiler.sources.allocator.failure import CONTEXT, explain_failure, reliefs
-from memprof.profiler.sources.allocator.holders import Holders, held_graphs
+from memprof.profiler.sources.allocator.holders import Holders
 from memprof.profiler.sources.allocator.variables import variables
 from memprof.profiler.views.report.failure import why
 from memprof.profiler.views.report.format import format_bytes
@@ -237,12 +237,3 @@ class TestHolders:
         packed = y.grad_fn._raw_saved_result.data  # type: ignore[union-attr]
         held = Holders("cpu").held[packed.data_ptr()]
         assert held.operation == "SigmoidBackward0"
-
-    def test_graphs_by_kind(self) -> None:
-        w = torch.randn(64, 64, requires_grad=True)
-        mine = [w.sigmoid() for _ in range(3)]
-        names = {"SigmoidBackward0": 1}
-        graphs = held_graphs(lambda node: names.get(type(node).__name__))
-        assert (graphs[1].operations, graphs[1].nbytes) == (3, 3 * 64 * 64 * 4)
-        assert graphs[1].holder.startswith("mine[...], local of test_graphs_by_kind")
-        mine.clear()

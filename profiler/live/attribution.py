@@ -29,7 +29,7 @@ from memprof.profiler.model import (
     Storage,
 )
 
-from .live_set import LiveItem, LiveSet
+from .live_set import LiveItem
 
 DEEPEST = 64
 """Levels of a tree of modules, several times as many as models have. Paths come from files: what is
@@ -239,10 +239,10 @@ class Attribution:
         """Category of a live storage, by the buffer that owns it at that instant."""
         return self.site(item.graph, item.storage, item.owner, item.line).category
 
-    def breakdown(self, live: LiveSet | Iterable[LiveItem], view: View) -> Breakdown:
+    def breakdown(self, live: Iterable[LiveItem], view: View) -> Breakdown:
         """One view of a live set."""
         found = []
-        for item in live.items if isinstance(live, LiveSet) else live:
+        for item in live:
             site = self.site(item.graph, item.storage, item.owner, item.line)
             why = site.why.get(view, "unknown")
             found.append((item.nbytes, item.count, self.named(site, view), why))

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,23 +53,20 @@ TIMES = 3
 MIN_A_STEP = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Growth in bytes a step, and the first step, from 1, of which memory is still held, with no
-    gap longer than half of the steps looked at."""
-
-    a_step: int
-    since: int
-
-
 class Gone(NamedTuple):
+    """Memory that is held no more: bytes that one step has made and another has let go of."""
+
     made: int
     ended: int
     nbytes: int
 
 
-def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> Rate | None:
-    """Rate at which held bytes grow, None if they do not; see Note [What counts as growth].
+def rate_of(
+    held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()
+) -> tuple[int, int] | None:
+    """Bytes a step by which held memory grows, and the first step, from 1, of which some is still
+    held, with no gap longer than half of the steps looked at; None if it does not grow. See Note
+    [What counts as growth].
 
     Args:
         held: bytes that are held at the end, by the step that made them, from 1.
@@ -103,7 +99,7 @@ def rate_of(held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()) -> R
         if since - step > longest + 1:
             break
         since = step
-    return Rate(a_step, since)
+    return a_step, since
 
 
 MIN_TRACKED = 1 << 20

@@ -55,18 +55,6 @@ class LiveItem:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveSet:
-    """Everything known to be live at an instant."""
-
-    items: tuple[LiveItem, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all items together."""
-        return sum(i.nbytes for i in self.items)
-
-
-@dataclass(frozen=True, slots=True)
 class BytesOverTime:
     """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
     most at an instant of it; when it has returned, before its arguments and results are dropped;

@@ -52,7 +52,7 @@ from memprof.profiler.model import (
     Profile,
 )
 
-from .live_set import BytesOverTime, Hold, Instant, LiveItem, LiveSet, UnobservedCalls
+from .live_set import BytesOverTime, Hold, Instant, LiveItem, UnobservedCalls
 from .programs import (
     Forwards,
     Key,
@@ -151,9 +151,9 @@ class Timeline:
     def at_peak(self) -> tuple[LiveItem, ...]:
         """Everything known to be live at the peak; nothing without calls."""
         at = self.peak()
-        return self.live_at(at.call, at.instant).items if at is not None else ()
+        return self.live_at(at.call, at.instant) if at is not None else ()
 
-    def live_at(self, call: int, instant: int) -> LiveSet:
+    def live_at(self, call: int, instant: int) -> tuple[LiveItem, ...]:
         """Everything known to be live at an instant of a call (by index in the call log) and its
         program.
 
@@ -169,7 +169,7 @@ class Timeline:
         elif instant:
             raise IndexError(f"call {call} was not observed: its only instant is 0")
         moving, taken = self._rest(step.before, step.unit, step.forwards)
-        return LiveSet(self._on_device((*self._items(step.before, moving, taken), *own)))
+        return self._on_device((*self._items(step.before, moving, taken), *own))
 
     def kind(self, call: int) -> int:
         """Number of a call's kind: calls of one kind have the same live sets at all their instants

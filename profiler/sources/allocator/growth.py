@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memprof.profiler.live.growth import LEAST, Gone, Rate, rate_of
+from memprof.profiler.live.growth import LEAST, Gone, rate_of
 from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
 
 from .history import AllocatorBlock, AllocatorHistory
@@ -116,7 +116,7 @@ def growth_of(
             yield _growth(f"cuda:{device}", together, rate, steps, holder)
 
 
-def _rate(places: Sequence[_Place], steps: Steps) -> Rate | None:
+def _rate(places: Sequence[_Place], steps: Steps) -> tuple[int, int] | None:
     held: Counter[int] = Counter()
     gone = []
     for block in (b for place in places for b in place.blocks):
@@ -128,8 +128,9 @@ def _rate(places: Sequence[_Place], steps: Steps) -> Rate | None:
 
 
 def _growth(
-    device: str, places: Sequence[_Place], rate: Rate, steps: Steps, holder: str
+    device: str, places: Sequence[_Place], rate: tuple[int, int], steps: Steps, holder: str
 ) -> Growth:
+    a_step, since = rate
     parts = [
         Held(
             Category.ALLOCATED,
@@ -146,9 +147,9 @@ def _growth(
         GrowthSource.ALLOCATOR,
         device=device,
         nbytes=sum(p.nbytes for p in parts),
-        a_step=rate.a_step,
+        a_step=a_step,
         step=steps.name,
-        since=rate.since,
+        since=since,
         steps=steps.count,
         holder=holder,
         frame=next((p.frame for p in parts if p.frame is not None), None),

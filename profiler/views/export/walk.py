@@ -72,8 +72,8 @@ class Walk:
     """Changes of the live memory of one device.
 
     The first moment allocates everything that is live when the first call begins. From then on
-    the sum of all deltas is ``timeline.live_at(call, instant).nbytes`` after the moment of each
-    instant, and the bytes carried between calls after each ``AFTER``.
+    the sum of all deltas is the bytes of ``timeline.live_at(call, instant)`` after the moment of
+    each instant, and those carried between calls after each ``AFTER``.
 
     Attributes:
         blocks: every description that has occurred so far, by number.
@@ -100,7 +100,7 @@ class Walk:
             if (previous, kind) not in self._between:
                 live = self.timeline
                 before = live.live_after(self._latest[previous]) if previous >= 0 else ()
-                entry = live.live_at(call, 0).items
+                entry = live.live_at(call, 0)
                 self._between[previous, kind] = self._difference(before, entry)
             yield Moment(start, call, 0, self._between[previous, kind])
             n = len(inside)
@@ -126,7 +126,7 @@ class Walk:
             freed = (self._block(before),) if before is not None and before.nbytes else ()
             allocated = (self._block(then),) if then is not None and then.nbytes else ()
             events.append(BlockChange(freed, allocated, reuse=bool(freed and allocated)))
-        leaving = timeline.live_at(call, len(events)).items
+        leaving = timeline.live_at(call, len(events))
         return [*events, self._difference(leaving, timeline.live_after(call))]
 
     def _block(self, item: LiveItem) -> LiveBlock:

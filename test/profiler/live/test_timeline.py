@@ -45,7 +45,7 @@ def mib(profile: Profile) -> list[tuple[float, float, float, float]]:
 def names(timeline: Timeline, call: int, instant: int) -> list[tuple[str, str, int]]:
     """Sorted (name, why, MiB)."""
     live = timeline.live_at(call, instant)
-    return sorted((i.storage.name, i.hold.value, i.nbytes // MIB) for i in live.items)
+    return sorted((i.storage.name, i.hold.value, i.nbytes // MIB) for i in live)
 
 
 # By hand
@@ -81,7 +81,7 @@ def test_live_set_of_the_backward() -> None:
         ("primals_3", "call", 1),
         ("tangents_1", "call", 1),
     ]
-    saved = next(i for i in timeline.live_at(4, 0).items if i.storage.name == "buf0")
+    saved = next(i for i in timeline.live_at(4, 0) if i.storage.name == "buf0")
     assert (saved.graph, saved.owner, saved.line, saved.storage.category) == (
         0,
         "buf0",
@@ -90,7 +90,7 @@ def test_live_set_of_the_backward() -> None:
     )
     # After its second event the backward has freed it.
     assert "buf0" not in {n for n, hold, _ in names(timeline, 4, 2) if hold == "saved"}
-    assert timeline.live_at(4, 2).nbytes == 18 * MIB
+    assert sum(i.nbytes for i in timeline.live_at(4, 2)) == 18 * MIB
 
 
 def test_gradient_is_handed_on_to_the_optimizer() -> None:
@@ -101,7 +101,7 @@ def test_gradient_is_handed_on_to_the_optimizer() -> None:
     held = names(Timeline(between), 2, 0)
     assert ("buf1", "handed_on", 4) in held
     # In the optimizer's own call it is an input that the backward explains.
-    gradient = next(i for i in timeline.live_at(2, 0).items if i.storage.name == "buf1")
+    gradient = next(i for i in timeline.live_at(2, 0) if i.storage.name == "buf1")
     assert (gradient.graph, gradient.hold) == (1, Hold.CALL)
 
 
@@ -127,7 +127,7 @@ def test_two_forwards_wait_at_once() -> None:
     profile.calls = calls((0, 0), (0, 0), (1, 0), (1, 0))
     # THEN two copies of what one forward saves are live, and one of each parameter
     assert mib(profile) == [(7, 20, 16, 15), (16, 29, 25, 24), (25, 31, 21, 15), (16, 22, 12, 6)]
-    copies = [(i.storage.name, i.count) for i in Timeline(profile).live_at(1, 0).items]
+    copies = [(i.storage.name, i.count) for i in Timeline(profile).live_at(1, 0)]
     assert sorted(copies) == [
         ("buf0", 1),
         ("primals_1", 1),
@@ -275,9 +275,9 @@ def test_devices_are_counted_apart() -> None:
     assert both is not None
     assert both.nbytes == (12 + 5) * MIB + MIB // 2
     assert gpu.peak() == Instant(0, 1, 5 * MIB)
-    assert [i.storage.name for i in gpu.live_at(0, 1).items] == ["buf0"]
+    assert [i.storage.name for i in gpu.live_at(0, 1)] == ["buf0"]
     assert host.peak() == Instant(0, 2, 12 * MIB + MIB // 2)
-    assert {i.storage.device for i in host.live_at(0, 2).items} == {"cpu"}
+    assert {i.storage.device for i in host.live_at(0, 2)} == {"cpu"}
 
 
 def test_backward_goes_to_the_forward_of_its_size() -> None:
@@ -347,7 +347,7 @@ def test_a_captured_backward_takes_what_several_calls_of_one_forward_saved() -> 
     # THEN each call's memory is live, once, until the backward begins, and then the backward's own
     once = [(0, 1, 1, 1), (1, 2, 2, 2), (2, 2, 0, 0)]
     assert mib(profile) == once * 2
-    assert [i.hold for i in Timeline(profile).live_at(5, 0).items] == [Hold.CALL] * 2
+    assert [i.hold for i in Timeline(profile).live_at(5, 0)] == [Hold.CALL] * 2
 
 
 def test_memory_saved_by_two_graphs_exists_once() -> None:
@@ -668,11 +668,11 @@ def test_live_sets_agree_with_the_timeline(profile: Profile) -> None:
         sizes = []
         for i in range(last + 1):
             live = timeline.live_at(k, i)
-            assert live.nbytes == sum(item.nbytes for item in live.items)
-            assert all(item.count > 0 for item in live.items)
-            sizes.append(live.nbytes)
-            if best is None or live.nbytes > best.nbytes:
-                best = Instant(k, i, live.nbytes)
+            assert all(item.count > 0 for item in live)
+            nbytes = sum(item.nbytes for item in live)
+            sizes.append(nbytes)
+            if best is None or nbytes > best.nbytes:
+                best = Instant(k, i, nbytes)
         assert (sizes[0], max(sizes), sizes[-1]) == (b.entry[k], b.peak[k], b.exit[k])
     assert timeline.peak() == best
 
@@ -809,7 +809,7 @@ def categories(profile: Profile) -> Counter[Category]:
     at = timeline.peak()
     assert at is not None
     found: Counter[Category] = Counter()
-    for item in timeline.live_at(at.call, at.instant).items:
+    for item in timeline.live_at(at.call, at.instant):
         found[item.storage.category] += item.nbytes
     return found
 

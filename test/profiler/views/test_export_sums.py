@@ -32,7 +32,7 @@ def instants(timeline: Timeline) -> Instants:
     between = timeline.bytes_over_time().between
     for k in range(len(timeline)):
         for i in range(len(timeline.changes(k)) + 1):
-            out[k, i] = timeline.live_at(k, i).nbytes
+            out[k, i] = sum(item.nbytes for item in timeline.live_at(k, i))
         out[k, AFTER] = between[k]
     return out
 

@@ -124,7 +124,7 @@ def check_everywhere(page: Page, profile: Profile) -> None:
             items = (
                 timeline.live_after(call)
                 if position > last
-                else timeline.live_at(call, position).items
+                else timeline.live_at(call, position)
             )
             assert nbytes == sum(i.nbytes for i in items)
             sums: Counter[str] = Counter()

@@ -149,7 +149,7 @@ def live_payload(timeline: Timeline, items: Items) -> dict[str, Any]:
         of_calls.append(kinds[timeline.kind(k)])
         if len(kinds) == len(steps):
             continue
-        live = timeline.live_at(k, 0).items
+        live = timeline.live_at(k, 0)
         own = (items.of(x) for x in live if x.hold is Hold.CALL)
         steps.append(
             {

@@ -429,3 +429,40 @@ backend.reset()
 assert called == ["ledgers of dead managers are dropped", "managers die"], called
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_data_flow_stands_in_the_file_on_the_clock_of_the_calls(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 512))
+    compiled = torch.compile(model, backend="memprof")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        compiled(torch.ones(4, 512)).sum().backward()
+        optimizer.step()
+
+    # GIVEN a session in which some steps ran under torch.profiler
+    with memprof.profile(tmp_path / "run.memprof") as session:
+        for _ in range(3):
+            step()
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=True,
+        ) as run:
+            for _ in range(5):
+                step()
+        session.add_dataflow(run, modules=model, optimizers=optimizer)
+    # WHEN its file is read
+    profile = read_profile(tmp_path / "run.memprof")
+    # THEN it has them
+    assert profile.dataflow is not None
+    (device,) = profile.dataflow.devices
+    assert device.device == "cpu"
+    assert device.bytes_at(device.peak or 0) > 4 * 1024 * 1024
+    assert Category.GRADIENT in device.bytes
+    times, starts = device.time_ns, profile.calls.start_ns
+    assert starts[6] < times[-1] <= profile.calls.end_ns[-1] + 10**9
+    assert len([start for start in starts if times[0] <= start <= times[-1]]) >= 9

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from allocator import MIB, Allocator
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memprof.profiler.model.allocator_rules import SMALL
 from memprof.profiler.sources.allocator.history import AllocatorHistory
 from memprof.profiler.sources.allocator.marks import Mark, Phase
+
+MIB = 1 << 20
 
 
 class History:
@@ -231,29 +230,6 @@ def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
     assert [f.line for f in third.frames] == [3]
     assert (lost.freed_after, lost.ended is None, again.ended is None) == (0, False, False)
     assert replay.peak.allocated == 6 * MIB
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 6 * MIB), st.booleans(), st.integers(0, 5)),
-        min_size=1,
-        max_size=60,
-    )
-)
-def test_bytes_always_add_up(steps: list[tuple[int, bool, int]]) -> None:
-    """What an allocator of our own knows must follow from the history that it writes."""
-    allocator = Allocator()
-    for requested, lets_go, which in steps:
-        if lets_go and allocator.live:
-            allocator.drop(sorted(allocator.live)[which % len(allocator.live)])
-        else:
-            allocator.take(requested)
-    replay = AllocatorHistory()
-    replay.feed(allocator.events)
-    assert not replay.inconsistent_events
-    assert (replay.reserved, replay.allocated_bytes) == (allocator.reserved, allocator.allocated)
-    assert (replay.peak.reserved, replay.peak.allocated) == allocator.peak
-    assert {b.address: (b.requested, b.size) for b in replay.live} == allocator.live
 
 
 def test_memory_is_given_back_from_within_what_is_free() -> None:

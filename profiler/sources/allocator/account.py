@@ -152,15 +152,11 @@ def add_history_notes(account: DeviceAccount, history: AllocatorHistory, lost: i
     """Put into an account which requests failed, and what may be wrong with the history, which was
     ``lost`` so often because it was full."""
     account.failed = _failed_requests(history)
-    if history.inconsistent_events:
-        account.notes.append(
-            f"{history.inconsistent_events:,} of {history.events:,} events of the allocator's "
-            "history contradict the others, as they do where it was begun anew by somebody else"
-        )
     if history.corrected:
         account.notes.append(
             f"{history.corrected:,} times the allocator had other blocks than followed from its "
-            "history, as where several threads allocate at once: sizes above may be off"
+            "history, as where several threads allocate at once or somebody else has begun it "
+            "anew: sizes above may be off"
         )
     if lost:
         account.notes.append(

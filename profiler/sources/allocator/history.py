@@ -12,7 +12,8 @@ A free block that another stream still uses is *awaiting*: freed by the program
 
 Where the history begins in the midst of a program, or events were lost because one thread took it
 while another one allocated, what is there is taken from a snapshot
-(``AllocatorHistory.take_over``).
+(``AllocatorHistory.take_over``). Events that contradict what was followed change nothing: the next
+snapshot does not agree then.
 
 Note [The instant that decides]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -112,7 +113,7 @@ class AllocatorHistory:
     Attributes:
         allocated_bytes, most_allocated: of blocks that are handed out, now and at most.
         peak: the instant that decides.
-        events, inconsistent_events: that were followed, and that contradict the others.
+        events: that were followed.
         corrected: how often what was followed was not what a snapshot had.
         out_of_memory: requests in bytes that failed, with the program of that time as the allocator
             has it: those of one place have one list of frames.
@@ -142,7 +143,6 @@ class AllocatorHistory:
         self.most_allocated = 0
         self.peak = AllocatorInstant()
         self.events = 0
-        self.inconsistent_events = 0
         self.corrected = 0
         self.out_of_memory: list[tuple[int, Sequence[Mapping[str, Any]]]] = []
         limit = settings.get("max_split_size", -1)
@@ -199,13 +199,11 @@ class AllocatorHistory:
             elif action in ("segment_alloc", "segment_map"):
                 # The peak needs no end here: now more is reserved than at any before.
                 mapped = action == "segment_map"
-                pool = e.get("pool_id")
-                if not self._segments.grow(e["addr"], e["size"], mapped, pool):
-                    self.inconsistent_events += 1
+                self._segments.grow(e["addr"], e["size"], mapped, e.get("pool_id"))
                 self._note_peak()
             elif action in ("segment_free", "segment_unmap"):
                 self._finish_peak()
-                self.inconsistent_events += self._segments.shrink(e["addr"], e["size"])
+                self._segments.shrink(e["addr"], e["size"])
             elif action == "oom":
                 self.failed_mark = None
                 self._advance_marks(marks, (self._requests, self._frees))
@@ -327,12 +325,11 @@ class AllocatorHistory:
         size = self.rounded(requested)
         segment = self._segments.at(address)
         there = None if segment is None else self._segments.free.take(address)
-        if segment is None or there is None or there < size:
-            self.inconsistent_events += 1
-        elif self.cuts(there - size, size, segment.expandable):
-            self._segments.free.add(address + size, there - size)
-        else:
-            size = there
+        if segment is not None and there is not None and there >= size:
+            if self.cuts(there - size, size, segment.expandable):
+                self._segments.free.add(address + size, there - size)
+            else:
+                size = there
         block = self._block(address, requested, size, e.get("frames", ()), e.get("stream", 0))
         self.failed_mark = None
         self._live[address] = block
@@ -370,7 +367,6 @@ class AllocatorHistory:
         self._finish_peak()
         block = self._live.get(address)
         if block is None or block.freed_after is not None:
-            self.inconsistent_events += 1
             return
         block.cut = self.failed_mark is not None
         block.freed_after = self.mark if self.failed_mark is None else self.failed_mark
@@ -380,7 +376,6 @@ class AllocatorHistory:
         self._finish_peak()
         block = self._live.pop(address, None)
         if block is None:
-            self.inconsistent_events += 1
             return
         if block.freed_after is None:  # Graph pools are put back without a request.
             block.freed_after = self.mark

@@ -48,12 +48,12 @@ class Segments:
         inside = segment is not None and address < segment.address + segment.size
         return segment if inside else None
 
-    def grow(self, address: int, size: int, expandable: bool, pool: Any = None) -> bool:
-        """Note memory that the device gave, and of which pool it is, as the history has that.
-        Returns whether that was possible."""
+    def grow(self, address: int, size: int, expandable: bool, pool: Any = None) -> None:
+        """Note memory that the device gave, and of which pool it is, as the history has that;
+        nothing where other memory is there."""
         before = self._last_up_to(max(address, address + size - 1))
         if not size or (before is not None and before.address + before.size > address):
-            return not size
+            return
         self.reserved += size
         touches = before is not None and before.address + before.size == address
         if before is not None and touches and expandable and before.expandable:
@@ -68,18 +68,16 @@ class Segments:
             self._forget(after)
             segment.size += after.size
         self.give(address, size)
-        return True
 
     def give(self, address: int, size: int) -> None:
         """A block is free again, as one with what is free beside it in its segment."""
         self.free.give(address, size, self._by_address)
 
-    def shrink(self, address: int, size: int) -> int:
-        """The device got memory back; returns how much of that contradicts what was followed."""
+    def shrink(self, address: int, size: int) -> None:
+        """Note memory that the device got back; nothing where there was none."""
         segment = self.at(address)
         if segment is None:
-            return 1
-        contradictions = 0
+            return
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
         free = self.free
@@ -92,16 +90,11 @@ class Segments:
                 free.add(hole, address - hole)
             if tail < hole + whole:
                 free.add(tail, hole + whole - tail)
-        else:
-            contradictions += 1
         segment.size = address - segment.address
         if segment.size == 0:
             self._forget(segment)
-        if tail < end and tail in self._by_address:
-            contradictions += 1
-        elif tail < end:
+        if tail < end and tail not in self._by_address:
             self._put(AllocatorSegment(tail, end - tail, segment.expandable, segment.pool))
-        return contradictions
 
     def _put(self, segment: AllocatorSegment) -> None:
         if segment.address not in self._by_address:

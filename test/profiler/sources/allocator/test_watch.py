@@ -49,7 +49,7 @@ def agrees():
     assert replay.allocated_bytes == stats["allocated_bytes.all.current"]
     assert replay.most_allocated == stats["allocated_bytes.all.peak"]
     assert replay.peak.reserved == stats["reserved_bytes.all.peak"]
-    assert not replay.inconsistent_events
+    assert not replay.corrected
 
 
 for i in range(400):

@@ -130,8 +130,8 @@ def add_up(
 ) -> None:
     """Add up the blocks of a peak in an account; ``row_of`` gives each a row without bytes.
 
-    A block counts where there is a place for it: inside of a segment, behind the one before. What
-    a history that contradicts itself has beyond that, a note says.
+    A block counts where there is a place for it: inside of a segment, behind the one before. A
+    history that contradicts itself has others, whose bytes are not explained.
     """
     account.pools, blocks = _pools(peak)
     live = [b for b in blocks if b.address not in peak.awaiting]
@@ -140,12 +140,6 @@ def add_up(
     account.awaiting = sum(b.size for b in blocks) - account.allocated
     account.rows = rows_of(live, row_of)
     account.unexplained = account.reserved - account.explained
-    if lost := len(peak.blocks) - len(blocks):
-        nbytes = sum(b.size for b in peak.blocks) - sum(b.size for b in blocks)
-        account.notes.append(
-            f"{lost:,} blocks of {nbytes:,} B are in no row: by the history they lie outside of "
-            "every segment, or where others are"
-        )
 
 
 def add_history_notes(account: DeviceAccount, history: AllocatorHistory, lost: int) -> None:

@@ -1,4 +1,5 @@
-"""Serving a pool's requests again: segments, splits, merges, and what is left out."""
+"""Serving a pool's requests again: sizes of segments, and ranges. What is left out, split and merged
+is held against torch's allocator by ``test_random_captures_add_up_and_cost_what_they_cost``."""
 
 from __future__ import annotations
 
@@ -10,13 +11,6 @@ from memprof.profiler.sources.allocator.captures import PoolRequest, reserved_wi
 from memprof.profiler.sources.allocator.history import AllocatorBlock
 
 MIB = 1 << 20
-
-
-def request(
-    size: int, begin: int, end: int | None = None, capture: int = 1, stream: int = 0
-) -> PoolRequest:
-    block = AllocatorBlock(0, size, size, begin, 0, (), ended=end, stream=stream)
-    return PoolRequest(block, size, 1000 * MIB * begin, capture)
 
 
 @pytest.mark.parametrize(
@@ -31,31 +25,8 @@ def request(
     ],
 )
 def test_a_segment_is_as_large_as_the_allocator_makes_it(size: int, segment: int) -> None:
-    assert reserved_without([request(size, 1)]) == segment
-
-
-def test_what_was_let_go_of_is_one_again() -> None:
-    # GIVEN three blocks of one segment, let go of out of order
-    steps = [request(6 * MIB, i, end) for i, end in ((1, 6), (2, 4), (3, 5))]
-    # THEN 18 of its 20 MiB are there for one request, and more are not
-    assert reserved_without([*steps, request(18 * MIB, 7)]) == 20 * MIB
-    assert reserved_without([*steps, request(22 * MIB, 7)]) == (20 + 22) * MIB
-    # AND before the middle one goes they are not one
-    assert reserved_without([*steps, request(18 * MIB, 4)]) == (20 + 18) * MIB
-
-
-def test_a_block_of_another_stream_or_size_class_is_not_taken() -> None:
-    large = request(30 * MIB, 1, 2)
-    assert reserved_without([large, request(8 * MIB, 3)]) == 30 * MIB
-    assert reserved_without([large, request(8 * MIB, 3, stream=1)]) == 50 * MIB
-    assert reserved_without([large, request(512, 3)]) == 32 * MIB
-
-
-def test_remainders_of_up_to_1_mib_are_not_cut_off() -> None:
-    first = request(12 * MIB, 1, 2)
-    second = request(11 * MIB, 3)
-    assert reserved_without([first, second, request(MIB + 512, 4)]) == 32 * MIB
-    assert reserved_without([first, request(9 * MIB, 3), request(MIB + 512, 4)]) == 12 * MIB
+    block = AllocatorBlock(0, size, size, 1, 0, ())
+    assert reserved_without([PoolRequest(block, size, 0, 1)]) == segment
 
 
 def test_neighbours_in_address_of_two_segments_stay_apart() -> None:
@@ -66,18 +37,6 @@ def test_neighbours_in_address_of_two_segments_stay_apart() -> None:
         allocator.free(address)
     allocator.allocate(40 * MIB)
     assert allocator.reserved == 80 * MIB
-
-
-def test_a_capture_that_is_left_out_leaves_its_place_to_the_next() -> None:
-    steps = [
-        request(40 * MIB, 1, 2, capture=1),
-        request(30 * MIB, 3, 4, capture=2),
-        request(20 * MIB, 5, None, capture=3),
-    ]
-    assert reserved_without(steps) == 40 * MIB
-    assert reserved_without(steps, {1}) == 30 * MIB
-    assert reserved_without(steps, {2}) == 40 * MIB
-    assert reserved_without(steps, {1, 2}) == 20 * MIB
 
 
 def test_ranges() -> None:

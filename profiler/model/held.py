@@ -62,7 +62,9 @@ class Held:
         modules: classes whose ``forward`` was running, outermost first, ``a > b``; outside of those
             of the module whose own it is, a parameter say; empty of others.
         frame: the line of the program that asked; None where no Python was running, or nobody
-            watched. Of autograd's threads it is the one that waits for them in ``backward()``: ``waits``.
+            watched.
+        waits: whether ``frame`` did not ask itself, but waits in ``backward()`` for autograd's
+            threads.
         nodes: FX nodes of the kernel that first uses such a block; empty for eager code.
         compiled: whether Inductor's code asked.
         detail: more on the category, such as ``all-gathered by FSDP``; mostly empty.

@@ -11,7 +11,7 @@ from memprof.profiler.live.growth import LEAST, Gone, rate_of
 from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
 
 from .history import AllocatorBlock, AllocatorHistory
-from .holders import Holders, most_common
+from .holders import Holders
 from .marks import Mark, Phase, line_that_waits
 from .where import Where, source_of, user_lines, where
 
@@ -107,8 +107,10 @@ def growth_of(
     for place in growing:
         there = place.live
         asked = map(holders.of, there[:: max(1, len(there) // SAMPLES)])
-        holder = most_common(held.variable or held.root for held in asked if held is not None)
-        found.setdefault(holder or frozenset(map(steps.of, there)), []).append(place)
+        names = Counter(held.variable or held.root for held in asked if held is not None)
+        names.pop("", None)
+        key = names.most_common(1)[0][0] if names else frozenset(map(steps.of, there))
+        found.setdefault(key, []).append(place)
     for key, together in found.items():
         rate = _rate(together, steps)
         if rate is not None:

@@ -12,8 +12,7 @@ there is none.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +106,6 @@ class Holders:
         """Storage that lies in a block, with its holder; of several the first, else None."""
         address = block.first_of(self._addresses)
         return None if address is None else self.held[address]
-
-
-def most_common(names: Iterable[str]) -> str:
-    """The most frequent of several names; empty if there are none."""
-    votes = Counter(filter(None, names))
-    return votes.most_common(1)[0][0] if votes else ""
 
 
 def _tensors() -> list[torch.Tensor]:

@@ -169,13 +169,17 @@ def of_parameters(optimizer: torch.optim.Optimizer) -> Categories:
     return known
 
 
+def state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Tensors that an optimizer keeps as its state."""
+    states = [state for state in list(optimizer.state.values()) if isinstance(state, dict)]
+    return [x for state in states for x in list(state.values()) if isinstance(x, torch.Tensor)]
+
+
 def of_state(optimizer: torch.optim.Optimizer) -> Categories:
-    """An optimizer's state."""
+    """Category of an optimizer's state."""
     known: Categories = {}
-    for state in list(optimizer.state.values()):
-        for value in list(state.values()) if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor):
-                _add(known, value, Category.OPTIMIZER_STATE)
+    for tensor in state_of(optimizer):
+        _add(known, tensor, Category.OPTIMIZER_STATE)
     return known
 
 

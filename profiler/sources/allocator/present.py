@@ -24,7 +24,7 @@ from . import _torch_compat as compat
 from .account import HolderOf, explain
 from .history import AllocatorBlock, AllocatorHistory
 from .holders import Holders
-from .known import KnownMemory, Objects
+from .known import KnownMemory, Objects, state_of
 from .marks import Mark, Phase
 from .totals import most, named, outside
 
@@ -67,11 +67,9 @@ def optimizer_state() -> dict[str, int]:
     """Bytes of tensors that optimizers of this process keep as their state, by device."""
     storages: dict[tuple[str, int], int] = {}  # each once: states may be views of one
     for optimizer in compat.existing(torch.optim.Optimizer):
-        for state in list(optimizer.state.values()):
-            for tensor in list(state.values()) if isinstance(state, dict) else ():
-                if isinstance(tensor, torch.Tensor):
-                    for address, nbytes in compat.memory_of(tensor, ""):
-                        storages[str(tensor.device), address] = nbytes
+        for tensor in state_of(optimizer):
+            for address, nbytes in compat.memory_of(tensor, ""):
+                storages[str(tensor.device), address] = nbytes
     found: Counter[str] = Counter()
     for (device, _), nbytes in storages.items():
         found[device] += nbytes

@@ -24,8 +24,8 @@ worth it there are none.
   because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all sizes but the largest, warm-ups included, which padding to it would save.
-* **gradient**: gradients that are alive while a forward runs: those that the live set of a peak in a
-  forward holds, or that graph trees had to move out of the pool.
+* **gradient**: gradients that are alive while a forward runs: those that the live set of a peak in
+  a forward holds, or that graph trees had to move out of the pool.
 * **large output**: logits and what a loss makes of them, from ``MIN_OUTPUT_SHARE`` (10 %) of the
   peak on: Note [What are logits] in ``logits.py``. They are in no other finding.
 """

@@ -122,9 +122,7 @@ def check_everywhere(page: Page, profile: Profile) -> None:
             graph = profile.graph(profile.calls.graph[call])
             last = len(graph.programs[program].events) if program >= 0 else 0
             items = (
-                timeline.live_after(call)
-                if position > last
-                else timeline.live_at(call, position)
+                timeline.live_after(call) if position > last else timeline.live_at(call, position)
             )
             assert nbytes == sum(i.nbytes for i in items)
             sums: Counter[str] = Counter()

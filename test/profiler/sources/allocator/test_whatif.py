@@ -1,5 +1,7 @@
-"""Serving a pool's requests again: sizes of segments, and ranges. What is left out, split and merged
-is held against torch's allocator by ``test_random_captures_add_up_and_cost_what_they_cost``."""
+"""Serving a pool's requests again: sizes of segments, and ranges.
+
+``test_random_captures_add_up_and_cost_what_they_cost`` holds the rest against torch's allocator.
+"""
 
 from __future__ import annotations
 

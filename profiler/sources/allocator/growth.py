@@ -109,12 +109,12 @@ def growth_of(
         asked = map(holders.of, there[:: max(1, len(there) // SAMPLES)])
         names = Counter(held.variable or held.root for held in asked if held is not None)
         names.pop("", None)
-        key = names.most_common(1)[0][0] if names else frozenset(map(steps.of, there))
-        found.setdefault(key, []).append(place)
-    for key, together in found.items():
+        who: object = names.most_common(1)[0][0] if names else frozenset(map(steps.of, there))
+        found.setdefault(who, []).append(place)
+    for who, together in found.items():
         rate = _rate(together, steps)
         if rate is not None:
-            holder = key if isinstance(key, str) else ""
+            holder = who if isinstance(who, str) else ""
             yield _growth(f"cuda:{device}", together, rate, steps, holder)
 
 

@@ -171,7 +171,8 @@ class TestVariables:
             return lambda: inside
 
         kept.append(made())
-        assert id(kept[0].__closure__[0].cell_contents) not in variables()
+        key = id(kept[0].__closure__[0].cell_contents)
+        assert key not in variables()
 
     def test_nothing_is_kept_by_asking(self) -> None:
         mine = torch.ones(1)

@@ -92,6 +92,9 @@ class Holders:
                     held = found.setdefault(address, HeldStorage())
                     held.variable = held.variable or names.get(id(tensor), "")
                     held.made |= compat.node_of(tensor) is not None
+            # What a variable leads to comes first, and of that what was made last: a loss leads
+            # to everything.
+            tensors.sort(key=lambda t: (id(t) in names, compat.sequence_of(t)), reverse=True)
             for node, root in _operations(tensors, also):
                 for saved in compat.saved_by(node):
                     for address, _ in compat.memory_of(saved, device_type):
@@ -120,13 +123,10 @@ def _operations(
     tensors: list[torch.Tensor], also: Any = None
 ) -> Iterator[tuple[Any, torch.Tensor | None]]:
     """Every operation of autograd that tensors lead to, or the operation ``also``, each once with
-    the tensor."""
+    the first tensor that does."""
     seen: set[Any] = set()
-    # Tensors of which others were made come last: a loss leads to everything. But each thread has
-    # numbers of its own, also that of a backward which makes a graph.
-    ordered = sorted(tensors, key=compat.sequence_of, reverse=True)
     roots: list[tuple[Any, torch.Tensor | None]] = [(also, None)] if also is not None else []
-    roots += [(node, t) for t in ordered if (node := compat.node_of(t)) is not None]
+    roots += [(node, t) for t in tensors if (node := compat.node_of(t)) is not None]
     for first, root in roots:
         waiting = [first]
         while waiting and len(seen) < MOST_NODES:

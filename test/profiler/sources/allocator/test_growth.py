@@ -264,7 +264,7 @@ main([
 """
 
 _PLANTED = {
-    # name: bytes a step, text of a line, the variable that leads to it
+    # name: bytes a step, text of one of its lines, the variable that leads to it
     "KeptLosses": (3 * MIB, "self.up(x).relu()", "losses[...], global of program.py"),
     "KeptViews": (MIB, "# the whole of it", "debug[...], global of program.py"),
     "Closure": (2 * MIB, "# two MiB", ""),
@@ -277,9 +277,9 @@ _PLANTED = {
     "ListedGradients": (7 * MIB, "# with graphs, too", "debug[...][...], global of program.py"),
     "Circle": (5 * MIB, "# in a circle", ""),
     "CacheByNumber": (2.13 * MIB, "# the tables", ""),
-    "CacheByTensor": (2 * MIB, "", ""),
+    "CacheByTensor": (2 * MIB, "# the key", ""),
     "Copies": (MIB, "copy.deepcopy", "debug[...]"),
-    "RunningGraph": (2 * MIB, "", "self.total, local of run"),
+    "RunningGraph": (2 * MIB, "# the sum", "self.total, local of run"),
     "BesideBuffer": (MIB, "# for both", "debug[...], global of program.py"),
     "ByTurns": (2 * MIB, "# for everybody", "debug[...], global of program.py"),
 }
@@ -309,8 +309,8 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
         first, *others = _found(tmp_path, name)
         assert first.source is GrowthSource.ALLOCATOR, name
         assert first.a_step == pytest.approx(a_step, rel=0.05), name
-        assert first.frame is not None, name
-        assert code in first.frame.code, (name, first.frame.code)
+        lines = [part.frame.code for part in first.parts if part.frame is not None]
+        assert any(code in line for line in lines), (name, lines)
         assert first.holder.startswith(holder), (name, first.holder)
         assert bool(first.holder) is bool(holder), (name, first.holder)
         assert (first.step, first.since, first.steps) == ("optimizer step", 1, STEPS), name
@@ -385,9 +385,11 @@ def test_what_no_variable_leads_to_is_one_finding_if_it_came_in_the_same_steps(
     assert keeps.nbytes == 3 * STEPS * MIB
     assert (keeps.holder, len(keeps.parts)) == ("", 3)
     # AND modules that keep a result whose hook keeps the module: a weight and a result of each
-    (circle,) = _found(tmp_path, "Circle")
-    assert (circle.nbytes, circle.holder, len(circle.parts)) == (2 * STEPS * MIB, "", 2)
-    assert circle.step.endswith(" allocator events")
+    # THEN without steps of a training each place is one
+    found = _found(tmp_path, "Circle")
+    assert sum(circle.nbytes for circle in found) == 2 * STEPS * MIB
+    assert [circle.holder for circle in found] == ["", ""]
+    assert all(circle.step.endswith(" allocator events") for circle in found)
 
 
 _HEALTHY = '''

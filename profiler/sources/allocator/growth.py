@@ -38,7 +38,7 @@ class Steps:
 
 
 @dataclass(slots=True)
-class _Place:
+class _CallStack:
     """Blocks that the same call stack asked for: those that are there, and those that lived
     long."""
 
@@ -91,19 +91,19 @@ def growth_of(
         address = block.first_of(addresses)
         return address is not None and known[address] in _LASTS
 
-    places: dict[tuple[object, ...], _Place] = {}
+    places: dict[tuple[object, ...], _CallStack] = {}
     live = [b for b in history.live if b.event and b.freed_after is None and not lasts(b)]
     for block in (*live, *history.long_lived):
         at = where(block.frames)
         frame = at.line or line_that_waits(marks, block.mark)
         # By all lines on the way: a function that several call may leak for one of them.
         key = (frame, *user_lines(block.frames), at.modules, at.nodes)
-        places.setdefault(key, _Place(frame, at)).blocks.append(block)
+        places.setdefault(key, _CallStack(frame, at)).blocks.append(block)
     growing = [p for p in places.values() if _rate([p], steps) is not None]
     if not growing:
         return
     holders = Holders()
-    found: dict[object, list[_Place]] = {}
+    found: dict[object, list[_CallStack]] = {}
     for place in growing:
         there = place.live
         asked = map(holders.of, there[:: max(1, len(there) // SAMPLES)])
@@ -118,7 +118,7 @@ def growth_of(
             yield _growth(f"cuda:{device}", together, rate, steps, holder)
 
 
-def _rate(places: Sequence[_Place], steps: Steps) -> tuple[int, int] | None:
+def _rate(places: Sequence[_CallStack], steps: Steps) -> tuple[int, int] | None:
     held: Counter[int] = Counter()
     gone = []
     for block in (b for place in places for b in place.blocks):
@@ -130,7 +130,7 @@ def _rate(places: Sequence[_Place], steps: Steps) -> tuple[int, int] | None:
 
 
 def _growth(
-    device: str, places: Sequence[_Place], rate: tuple[int, int], steps: Steps, holder: str
+    device: str, places: Sequence[_CallStack], rate: tuple[int, int], steps: Steps, holder: str
 ) -> Growth:
     a_step, since = rate
     parts = [

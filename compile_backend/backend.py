@@ -70,11 +70,6 @@ def _compile(
     own, inductor = split_options(options, mode)
     _torch_compat.subscribe_to_reset(memprof)
     RUNTIME.options.update(own.non_default())
-    pool = own.tree_settings()
-    if pool.pool_budget is not None or pool.pool_initial:
-        from memprof.cudagraph_trees.call.container import ask_for_pool
-
-        ask_for_pool(budget=pool.pool_budget, initial=pool.pool_initial)
     # Graph trees are memprof's own: Note [Whose decision it is to wrap] in stages/graphs.py.
     wanted = inductor.get("triton.cudagraphs", True) if own.graphs is None else own.graphs
     on_cuda = runs_on_cuda(gm, example_inputs)
@@ -116,7 +111,7 @@ def _compile(
         graphs=graphs,
         captured_nodes=captured.nodes if captured is not None else None,
         captured_outputs=captured_outputs,
-        inductor=inductor,
+        inductor=inductor | own.for_trees(),
         not_graphed=not_graphed,
         lines=lines,
     )

@@ -37,9 +37,8 @@ class Options:
         outputs: what becomes of outputs of graph trees that are still held when the next
             step begins: ``"error"`` makes their use raise an error that says whose they
             were, ``"clone"`` gives them memory of their own.
-        pool_budget: bytes that the trees' pool may take from a device, or text like
-            ``"8GiB"``; None is no limit.
-        pool_initial: bytes that the pool starts with in one segment, against fragmentation.
+        pool_initial: bytes that the pool starts with in one segment, against fragmentation, or text
+            like ``"1GiB"``.
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, in the whole process (``compile_backend/captured_backward.py``).
         annotate_kernels: have each kernel of a CUDA graph carry the module and line that it comes
@@ -52,7 +51,6 @@ class Options:
     max_programs: int = 64
     graphs: bool | None = None
     outputs: str = "error"
-    pool_budget: int | str | None = None
     pool_initial: int | str = 0
     compiled_autograd: bool = False
     annotate_kernels: bool = False
@@ -65,18 +63,14 @@ class Options:
             if getattr(self, name) < 0:
                 raise OptionError(f"option {name!r} is {getattr(self, name)}; it must be 0 or more")
         try:
-            self.tree_settings()
+            TreeSettings(self.outputs, parse_bytes(self.pool_initial))
         except ValueError as error:
             raise OptionError(f"options of graph trees: {error}") from None
 
-    def tree_settings(self) -> TreeSettings:
-        """Settings of the graph trees among these options, sizes in bytes.
-
-        Raises:
-            ValueError: a value that makes no sense.
-        """
-        budget = None if self.pool_budget is None else parse_bytes(self.pool_budget) or None
-        return TreeSettings(self.outputs, budget, parse_bytes(self.pool_initial))
+    def for_trees(self) -> dict[str, float]:
+        """Options of the graph trees under Inductor's names, which not every torch has."""
+        gib = parse_bytes(self.pool_initial) / (1 << 30)
+        return {"triton.cudagraph_initial_mempool_allocation_gb": gib} if gib else {}
 
     def non_default(self) -> dict[str, str]:
         """Options that differ from their defaults, as text."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memprof.profiler.support.process_hooks import on_reset
 from memprof.profiler.support.text import parse_size
-
-log = logging.getLogger("memprof.cudagraph_trees")
 
 
 def parse_bytes(value: int | str) -> int:
@@ -37,13 +33,10 @@ class TreeSettings:
     Attributes:
         outputs: what becomes of outputs that are held when the next step begins: ``error``
             makes their use raise, ``clone`` gives them memory of their own.
-        pool_budget: bytes that a pool may reserve, None for no limit. Above it, all recordings are
-            dropped when the step ends, and what is used again is recorded into a new pool.
         pool_initial: bytes that a pool starts with, in one segment.
     """
 
     outputs: str = "error"
-    pool_budget: int | None = None
     pool_initial: int = 0
 
     def __post_init__(self) -> None:
@@ -51,8 +44,7 @@ class TreeSettings:
             raise ValueError(f"outputs is {self.outputs!r}; it must be 'error' or 'clone'")
 
 
-_configured = TreeSettings()
-_current = _configured
+_current = TreeSettings()
 
 
 def current_settings() -> TreeSettings:
@@ -63,14 +55,12 @@ def current_settings() -> TreeSettings:
 def configure(
     *,
     outputs: str | None = None,
-    pool_budget: int | str | None = None,
     pool_initial: int | str | None = None,
 ) -> TreeSettings:
-    """Change settings; what is not given stays, and what ``override`` set is no longer in force.
+    """Change settings; what is not given stays.
 
     Args:
         outputs: see ``TreeSettings``.
-        pool_budget: bytes, or text like ``"8GiB"``; 0 for no limit.
         pool_initial: bytes, or text like ``"1GiB"``.
 
     Returns:
@@ -79,43 +69,15 @@ def configure(
     Raises:
         ValueError: a value that makes no sense.
     """
-    before = _configured
+    before = _current
     initial = None if pool_initial is None else parse_bytes(pool_initial)
     given = {"outputs": outputs, "pool_initial": initial}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if pool_budget is not None:
-        changes["pool_budget"] = parse_bytes(pool_budget) or None
     restore_settings(replace(before, **changes))
     return before
 
 
 def restore_settings(settings: TreeSettings) -> None:
     """Put settings back that ``configure`` returned."""
-    global _configured, _current
-    _configured = _current = settings
-
-
-def override(*, pool_budget: int | None, pool_initial: int) -> None:
-    """Set the bytes of pool that a compilation's options ask for, until ``end_override``: None
-    and 0 ask for nothing. All compiled code of a thread shares a device's pool: the smallest budget
-    holds, and the largest beginning."""
     global _current
-    budgets = [b for b in (_current.pool_budget, pool_budget) if b is not None]
-    budget = min(budgets, default=None)
-    if len(set(budgets)) > 1:
-        log.warning(
-            "pool_budget: %d bytes are asked for, and %d were before; code shares its pool with "
-            "all that is compiled in this process, so %d holds",
-            budgets[1],
-            budgets[0],
-            budget,
-        )
-    initial = max(_current.pool_initial, pool_initial)
-    _current = replace(_current, pool_budget=budget, pool_initial=initial)
-
-
-@on_reset
-def end_override() -> None:
-    """End ``override``: the configured settings are in force again."""
-    global _current
-    _current = _configured
+    _current = settings

@@ -26,7 +26,7 @@ from ..device.cuda import CudaDevice
 from ..device.protocol import Input, Output
 from ..explain import history
 from ..replay.spec import FunctionSpec, GraphSpec
-from ..settings import current_settings, override
+from ..settings import current_settings
 from .manager import CUDAGraphTreeManager
 
 _KEY = "memprof_tree_family"
@@ -157,14 +157,6 @@ def get_manager(
 def all_managers() -> list[CUDAGraphTreeManager]:
     containers = [c for f in list(_families) for c in list(f.containers.values())]
     return [c.tree_manager for c in containers if c.tree_manager is not None]
-
-
-def ask_for_pool(*, budget: int | None, initial: int) -> None:
-    """Set bytes for pools of code that is compiled now, as ``override`` does: existing pools may
-    reserve no more than ``budget``, and keep what they began with."""
-    override(pool_budget=budget, pool_initial=initial)
-    for manager in all_managers():
-        manager.owner.lower_budget(budget)
 
 
 def mark_warmup_incomplete() -> None:

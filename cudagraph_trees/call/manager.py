@@ -144,10 +144,7 @@ class CUDAGraphTreeManager:
                     if not continues_step(node, path.settled, function, inputs):
                         self._end_step(function, inputs)
                         node = None
-            if node is not None:
-                children = node.children
-            else:
-                children = {} if self.owner.over_budget else self.tree.roots
+            children = self.tree.roots if node is None else node.children
             for child in children.get(function, ()):
                 if child is fitting or child.fits(inputs):
                     if function.leaves:
@@ -167,8 +164,6 @@ class CUDAGraphTreeManager:
             raise ManagerGone("this manager of CUDA graph trees was shut down")
         path, node = self.path, self.path.node
         self._try_end(function, inputs)
-        if path.node is None:
-            self.owner.enforce_budget()
         if self.dead:
             self._forget_the_dead()
         if node is not None and path.node is None and self.tree.roots.get(function):

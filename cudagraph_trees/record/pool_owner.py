@@ -55,8 +55,6 @@ class PoolOwner:
     Attributes:
         functions: those that were wrapped and can still be called.
         pool: the one that is used now.
-        budget: bytes that it may have at the end of a step, None for no limit.
-        over_budget: the pool is above it, until the step ends.
         stopped: why nothing is recorded any more, "" if it is.
         restored: how often the allocator's books were restored.
         warmed_up: something was warmed up in the pool.
@@ -71,51 +69,10 @@ class PoolOwner:
         self.ledger = TreeLedger(str(device.device), self.path)
         with capturing():
             self.pool = device.create_pool(settings.pool_initial)
-        self.budget = settings.pool_budget
-        self.over_budget = False
-        self._over_budget_by: FunctionSpec | None = None
         self.stopped = ""
         self._needed = 0
         self.restored = 0
         self.warmed_up = False
-
-    # ---- limits
-
-    def check_budget(self, function: FunctionSpec | None = None) -> None:
-        """Look whether the pool is above its budget, after a run of ``function``."""
-        if self.budget is None or self.over_budget:
-            return
-        with capturing():
-            self.over_budget = self.pool.reserved_bytes() > self.budget
-        self._over_budget_by = function
-
-    def lower_budget(self, budget: int | None) -> None:
-        """Code that is compiled now asks for a pool of no more than ``budget`` bytes."""
-        if budget is not None and (self.budget is None or budget < self.budget):
-            self.budget = budget
-            self.check_budget()
-
-    def enforce_budget(self) -> None:
-        """Drop all recordings at the end of a step that left the pool above its budget. A function
-        that took it there twice is given up, since what is in use does not fit; that raises if
-        ``cudagraph_or_error`` is on for it."""
-        if not self.over_budget:
-            return
-        self.over_budget = False
-        with capturing():
-            reason = f"the pool has {self.pool.reserved_bytes()} bytes, its budget is {self.budget}"
-            self.start_over(reason)
-        function = self._over_budget_by
-        if function is None:
-            return
-        if not function.state.was_over_budget:
-            function.state.was_over_budget = True
-            return
-        function.state.given_up = "it did not fit the pool's budget before"
-        why = f"{reason}, and what is in use does not fit"
-        self.ledger.add(LedgerKind.SKIP, function, f"{why}: it runs without a graph from now on")
-        message = f"skipping cudagraphs of {function.label}: {why}"
-        compat.announce_skip(message, function.options.or_error)
 
     # ---- the allocator's books
 

@@ -142,7 +142,6 @@ class GraphRecorder:
         where = {"node": number, "parent": number_of(parent)}
         self._ledger.add(LedgerKind.WARM_UP, function, reason, **where, **measured())
         self._random_states.ran(function, outputs, pool.device)
-        owner.check_budget(function)
         if kept:
             self._refuse_kept_memory(function, kept)
         elif function.mode is CompilationMode.BACKWARD:
@@ -234,7 +233,6 @@ class GraphRecorder:
             self._ledger.add(LedgerKind.COMPILED, function, sentence)
         # After the entry above, so that the ledger has its replays below it.
         node.recorded_ns = time.time_ns()
-        owner.check_budget(function)
         return outputs
 
     def _ran(self, node: Node, backup: InputBackup) -> None:

@@ -277,7 +277,6 @@ class FunctionState:
         warm_ups: how often it was warmed up.
         failures: how often its warm-up or recording failed.
         given_up: why it runs without a graph for good, "" if it does not.
-        was_over_budget: recordings were dropped because its run took the pool over the budget.
         places: by the number of the recording before it, None at a root.
         warned_stuck, warned_inputs: the log has that no step ever ends, and why its inputs cannot
             be recorded.
@@ -289,7 +288,6 @@ class FunctionState:
     warm_ups: int = 0
     failures: int = 0
     given_up: str = ""
-    was_over_budget: bool = False
     places: defaultdict[int | None, PlaceState] = field(
         default_factory=lambda: defaultdict(PlaceState)
     )

@@ -37,7 +37,7 @@ class LedgerKind(str, Enum):
     DEMOTION = "demotion"
     """An input that kept moving is copied from now on."""
     EVICTION = "eviction"
-    """A recording was dropped to keep the pool within its budget."""
+    """A recording was dropped: with the pool, with its function, or as what it reads has gone."""
     CHECKPOINT = "checkpoint"
     """The allocator's books were restored, so that something could run after a replay."""
     INVALIDATED = "invalidated"

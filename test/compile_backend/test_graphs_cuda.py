@@ -15,7 +15,6 @@ from torch import nn
 import memprof
 from memprof import cudagraph_trees
 from memprof.cudagraph_trees.call.container import all_managers
-from memprof.cudagraph_trees.settings import current_settings
 from memprof.profiler.live.attribution import Attribution
 from memprof.profiler.model import GraphKind, LedgerKind, Origin, Profile
 from memprof.profiler.views.report import summarize
@@ -113,15 +112,12 @@ def test_what_becomes_of_outputs_is_each_functions_own_choice() -> None:
             overwritten.sum()
 
 
-def test_options_about_the_pool_end_with_a_reset() -> None:
-    before = current_settings()
-    options = {"pool_budget": "1GiB", "pool_initial": "2MiB"}
-    torch.compile(Net().cuda(), backend="memprof", options=options)(
-        torch.ones(8, 64, device="cuda")
-    )
-    assert current_settings().pool_budget == 1 << 30
-    torch._dynamo.reset()
-    assert current_settings() == before
+def test_the_pool_begins_with_what_the_option_says() -> None:
+    compiled = torch.compile(Net().cuda(), backend="memprof", options={"pool_initial": "32MiB"})
+    compiled(torch.ones(8, 64, device="cuda"))
+    manager = cudagraph_trees.get_manager(0)
+    assert manager is not None
+    assert manager.settings.pool_initial == 32 << 20 <= manager.pool.reserved_bytes()
 
 
 def test_graphs_can_be_turned_off() -> None:

@@ -19,6 +19,7 @@ from counting import lines_run
 from torch import nn
 
 import memprof
+from memprof import cudagraph_trees
 from memprof.commands.outputs import schema_of
 from memprof.compile_backend.session import steps as module
 from memprof.compile_backend.session.runtime import RUNTIME
@@ -107,9 +108,13 @@ def test_a_line_for_each_step_of_an_optimizer(device: str, tmp_path: Path) -> No
 
 @pytest.mark.simgpu
 def test_calls_without_a_graph_are_counted() -> None:
-    # GIVEN a pool whose budget each recording exceeds
-    compiled = torch.compile(lambda x: x + 1, backend="memprof", options={"pool_budget": 1})
+    # GIVEN trees that record nothing any more, as where memory ran out
+    compiled = torch.compile(lambda x: x + 1, backend="memprof")
     x = torch.ones(8, device="cuda")
+    compiled(x)
+    manager = cudagraph_trees.get_manager(0)
+    assert manager is not None
+    manager.owner.stop("there is no memory")
 
     def act(session: memprof.ProfilingSession) -> None:
         for _ in range(9):

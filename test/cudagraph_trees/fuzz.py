@@ -84,7 +84,6 @@ def one(seed: int, length: int, without: Sequence[str]) -> tuple[Program, dict[s
         "outputs": rng.choice(["error", "clone"]),
         "marks": rng.random() < 0.6,
         "values": VALUES,
-        "budget": 1 if rng.random() < 0.1 else 0,
         "without": without,
         "again": rng.choice(["", "", "", "", "", "", "graphs", "plain", "plain"]),
     }

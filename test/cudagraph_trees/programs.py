@@ -95,7 +95,6 @@ class Machine:
         outputs: the setting of that name.
         marks: steps are marked; otherwise each is an invocation of a compiled function.
         values: the device computes.
-        budget: of the pool, bytes; 0 for none.
         graphs: False to run every function as it is.
         without: names of functions, pairs, operations and faults that are left out.
 
@@ -112,11 +111,10 @@ class Machine:
         *,
         marks: bool = True,
         values: bool = True,
-        budget: int = 0,
         graphs: bool = True,
         without: Sequence[str] = (),
     ) -> None:
-        configure(outputs=outputs, pool_budget=budget)
+        configure(outputs=outputs)
         reset_cudagraph_trees()
         self.device = torch.device("cuda", 0)
         self.leftovers = Leftovers()

@@ -15,8 +15,7 @@ import torch._functorch.config
 from torch._inductor import config
 
 from memprof.cudagraph_trees import torch_options
-from memprof.cudagraph_trees.call.container import ask_for_pool, reset_cudagraph_trees
-from memprof.cudagraph_trees.settings import current_settings
+from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.torch_options import AT_COMPILATION, DECISIONS, HONOURED, TreeOptions
 from memprof.profiler.model import LedgerKind
 
@@ -245,38 +244,6 @@ def test_a_pool_begins_with_what_torchs_option_says() -> None:
 
 
 @pytest.mark.simgpu
-def test_a_budget_that_comes_later_holds_for_pools_that_there_are(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    # GIVEN a function whose pool is larger than the budget that other code asks for later
-    f = graphed(lambda x: [(x * ones(8 * MIB, device="cuda"))[:4]], [ones(1, device="cuda")])
-    g = graphed(plus_one, [ones(1, device="cuda")])
-    x = ones(1, device="cuda")
-    for _ in range(4):
-        next_step()
-        f([x])
-        g([x])
-    assert sum(s["total_size"] for s in pool_segments()) > 32 * MIB
-    ask_for_pool(budget=16 * MIB, initial=0)
-    assert current_settings().pool_budget == 16 * MIB
-    # WHEN they are called again
-    for _ in range(12):
-        next_step()
-        f([x])
-        g([x])
-    # THEN the pool keeps within it, without what does not fit
-    assert sum(s["total_size"] for s in pool_segments()) <= 16 * MIB
-    assert [n.wrapped_function.label for n in manager().nodes()] == ["inference function 1"]
-    # Of two budgets the smaller one holds, and that is said.
-    ask_for_pool(budget=64 * MIB, initial=0)
-    assert current_settings().pool_budget == manager().owner.budget == 16 * MIB
-    assert f"so {16 * MIB} holds" in caplog.text
-    # What asks for none changes nothing.
-    ask_for_pool(budget=None, initial=MIB)
-    assert current_settings().pool_budget == 16 * MIB
-
-
-@pytest.mark.simgpu
 def test_outputs_are_cloned_where_the_compilation_said_so() -> None:
     x = ones(4, device="cuda")
     f = graphed(
@@ -391,18 +358,6 @@ def test_an_error_where_there_is_no_pool() -> None:
         calls(f, 1)
     assert no_manager()
     calls(f, 3)
-
-
-@pytest.mark.simgpu
-def test_an_error_where_it_does_not_fit_the_budget() -> None:
-    ask_for_pool(budget=8 * MIB, initial=0)
-    f = strict(lambda x: [(x[:1] * ones(8 * MIB, device="cuda"))[:4]])
-    with pytest.raises(RuntimeError, match="what is in use does not fit"):
-        calls(f, 12)
-    with pytest.raises(
-        RuntimeError, match="would run without a CUDA graph, and cudagraph_or_error"
-    ):
-        calls(f, 1)
 
 
 @pytest.mark.simgpu

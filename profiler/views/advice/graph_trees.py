@@ -226,7 +226,7 @@ def shapes(profile: Profile) -> Iterator[Finding]:
             nbytes,
             "of the pool",
             "pad inputs to a few sizes, or call the rare ones without a graph "
-            '(options={"graphs": False}); pool_budget bounds what recordings may take',
+            '(options={"graphs": False})',
             tuple(
                 Evidence(f"sizes {', '.join(map(str, key)) or '()'}", marginal, count, function)
                 for marginal, key, count in costs

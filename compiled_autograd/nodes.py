@@ -12,7 +12,6 @@ AOTAutograd's graph gets zeros, as from the normal engine (also after
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -116,13 +115,11 @@ def forward_module(node: Node) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """Memory of one value, as far as it is known before anything ran."""
+    """Device, shape and type of one value, as far as they are known before anything ran."""
 
-    nbytes: int | None  # None if unknown
     device: torch.device
     shape: tuple[int, ...] | None = None  # at the sizes of the capture
     dtype: torch.dtype | None = None
-    persistent: bool = False  # something outside the graph holds it: a parameter, a gradient
     exact: bool = False  # shape, dtype and device are these at every run of the graph
 
 
@@ -131,20 +128,19 @@ def of_sizes(
     dtype: torch.dtype | None,
     device: torch.device,
     *,
-    persistent: bool = False,
     exact: bool = False,
 ) -> ValueInfo:
     """Info of a dense tensor of these sizes, numbers or symbols; not ``exact`` with a symbol."""
     hints = tuple(_torch_compat.hint(s) for s in sizes)
     shape = tuple(s for s in hints if s is not None)
     if len(shape) < len(hints) or dtype is None:
-        return ValueInfo(None, device, dtype=dtype, persistent=persistent)
+        return ValueInfo(device, dtype=dtype)
     exact = exact and all(isinstance(s, int) for s in sizes)
-    return ValueInfo(math.prod(shape) * dtype.itemsize, device, shape, dtype, persistent, exact)
+    return ValueInfo(device, shape, dtype, exact)
 
 
-def of_tensor(tensor: torch.Tensor, *, persistent: bool = False, exact: bool = False) -> ValueInfo:
-    return of_sizes(tensor.shape, tensor.dtype, tensor.device, persistent=persistent, exact=exact)
+def of_tensor(tensor: torch.Tensor, *, exact: bool = False) -> ValueInfo:
+    return of_sizes(tensor.shape, tensor.dtype, tensor.device, exact=exact)
 
 
 def of_output(metadata: Any) -> ValueInfo | None:
@@ -320,12 +316,6 @@ def accumulated_leaf(node: Node) -> Node | None:
         return None
     leaf = node.args[1]
     return leaf if isinstance(leaf, Node) else None
-
-
-def is_aot_prologue(node: Node) -> bool:
-    """Tells whether ``node`` begins an inlined AOTAutograd backward: ``(saved tensors, sizes,
-    opaque objects, gradients) -> arguments of the graph``."""
-    return getattr(node.target, "__name__", "") == "aot_backward_prologue"
 
 
 def is_getitem(node: Node) -> bool:

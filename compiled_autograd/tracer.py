@@ -93,8 +93,7 @@ class GraphTracer:
                     f"of which torch makes no fake tensor ({type(error).__name__}: {error})"
                 ) from error
             node = self._lifted("inputs", i, origins)
-            persistent = tensor.is_leaf and tensor.requires_grad
-            node.meta[meta.VALUE] = meta.of_tensor(tensor, persistent=persistent)
+            node.meta[meta.VALUE] = meta.of_tensor(tensor)
             if (name := meta.NAMES.get(tensor)) is not None:
                 node.meta[meta.TENSOR_NAME] = name
             current = tensor.grad if tensor.is_leaf else None

@@ -66,7 +66,7 @@ def cpu_scalars_to_gpu(graph: Graph) -> dict[int, torch.device]:
         if value is None or value.device.type != "cpu" or value.shape != ():
             continue
         if all(_takes_any_device(user) for user in node.users):
-            node.meta[VALUE] = replace(value, device=gpu, persistent=False)
+            node.meta[VALUE] = replace(value, device=gpu)
             index: Any = node.args[1]
             moved[index] = gpu
     return moved

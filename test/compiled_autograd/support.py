@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from memprof import compiled_autograd as ca
 
@@ -86,50 +84,3 @@ def check(
                     assert value is None or value == wanted_value, (name, run)
         assert len(found) == expect, [c.reason for c in found]
     clear(parameters)
-
-
-def peak_of(graph: Any, arguments: tuple[Any, ...], parameters: list[Tensor]) -> int:
-    """Most bytes live while ``graph`` runs, parameters not counted, gradients counted.
-
-    Values are dropped after their last use and so are lifted inputs, as a compiled graph
-    does. A node's inputs and outputs are live together.
-    """
-    last: dict[Any, Any] = {}
-    for node in graph.graph.nodes:
-        for argument in node.all_input_nodes:
-            last[argument] = node
-    held = {p.untyped_storage()._cdata for p in parameters}
-    env: dict[Any, Any] = {}
-    pending = iter(arguments)
-    peak = 0
-    inputs = arguments[0]
-    left = {
-        u.args[1]: u for u in next(iter(graph.graph.nodes)).users if u.target is operator.getitem
-    }
-    for node in graph.graph.nodes:
-        load = functools.partial(torch.fx.node.map_arg, fn=env.__getitem__)
-        if node.op == "placeholder":
-            env[node] = next(pending)
-            continue
-        if node.op == "output":
-            break
-        if node.op == "get_attr":
-            env[node] = operator.attrgetter(node.target)(graph)
-        else:
-            env[node] = node.target(*load(node.args), **load(node.kwargs))
-        live: dict[int, int] = {}
-        values = [v for n, v in env.items() if n.op != "placeholder"]
-        unread = [t for i, t in enumerate(inputs) if i in left and left[i] not in env]
-        grads = [p.grad for p in parameters]
-        for leaf in tree_leaves((values, unread, grads)):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in held:
-                    live[storage._cdata] = storage.nbytes()
-        peak = max(peak, sum(live.values()))
-        for argument in (*node.all_input_nodes, node):
-            if last.get(argument, argument) in (node, argument) and argument.op != "placeholder":
-                env.pop(argument, None)
-                if argument in left.values():
-                    left = {i: n for i, n in left.items() if n is not argument}
-    return peak

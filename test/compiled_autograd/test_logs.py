@@ -186,7 +186,7 @@ def test_origins_of_what_is_lifted() -> None:
     (leaf,) = [n for n in lifted if "AccumulateGrad" in origins[n.name].autograd_node]
     assert f"{leaf.name} = inputs[" in told.text
     assert "AccumulateGrad" in next(
-        line for line in told.text.split("\n") if f" {leaf.name} = " in line
+        line for line in told.text.split("\n") if line.startswith(f"{leaf.name} = ")
     )
     assert not [n for n in lifted if n.name in plain.origins]
 

@@ -11,7 +11,6 @@ from torch.fx import Graph, Node
 
 from memprof.compiled_autograd import _torch_compat as compat
 from memprof.compiled_autograd import passes
-from memprof.compiled_autograd.capture import node_memory
 from memprof.compiled_autograd.nodes import (
     GRADIENT_GROUP,
     INPUT_GROUP,
@@ -38,24 +37,20 @@ class Builder:
         self.call_index = 0
         self.last_item = self.args[PLACEHOLDERS[-1]]
 
-    def item(self, name: str, index: int, *sizes: int, persistent: bool = False, **kw: Any) -> Node:
+    def item(self, name: str, index: int, *sizes: int, **kw: Any) -> Node:
         """``<name>[index]``, at the top with the others, where the tracer puts it."""
         with self.graph.inserting_after(self.last_item):
             node = self.graph.call_function(operator.getitem, (self.args[name], index))
         self.last_item = node
         if name == "inputs":
             device = kw.get("device", CPU)
-            node.meta[VALUE] = of_sizes(sizes, torch.float32, device, persistent=persistent)
+            node.meta[VALUE] = of_sizes(sizes, torch.float32, device)
             node.meta[INPUT_GROUP] = kw.get("group", index)
         return node
 
-    def call(
-        self, target: Any, *args: Any, sizes: tuple[int, ...] | None = None, **kw: Any
-    ) -> Node:
+    def call(self, target: Any, *args: Any, **kw: Any) -> Node:
         node = self.graph.call_function(target, args, kw)
         node.meta[ORIGIN] = NodeOrigin("Node", self.call_index)
-        if sizes is not None:
-            node.meta[VALUE] = of_sizes(sizes, torch.float32, CPU)
         return node
 
     def hook(self, index: int, kind: str, *args: Any) -> Node:
@@ -169,7 +164,7 @@ return [mul_tensor_2]""",
         """With the hooks before it, right behind what it needs; a hook stays behind who reads
         what it is given."""
         b = Builder()
-        p, q = b.item("inputs", 0, 2, persistent=True), b.item("inputs", 1, 2, persistent=True)
+        p, q = b.item("inputs", 0, 2), b.item("inputs", 1, 2)
         x = b.item("inputs", 2, 2)
         g, k = b.call(aten.sin.default, x), b.call(aten.tan.default, x)
         b.call_index = 1
@@ -208,7 +203,7 @@ return [exp_default]""",
 
     def test_accumulation_stays_behind_readers_of_the_gradient(self) -> None:
         b = Builder()
-        p = b.item("inputs", 0, 2, persistent=True)
+        p = b.item("inputs", 0, 2)
         p.meta[GRADIENT_GROUP] = 7
         current, alias = b.item("inputs", 1, 2, group=7), b.item("inputs", 2, 2, group=7)
         x = b.item("inputs", 3, 2)
@@ -235,7 +230,7 @@ return [mul_tensor]""",
     def test_hooks_as_eager(self) -> None:
         """Behind their accumulation, in order; but behind who reads the parameter, too."""
         b = Builder()
-        p, q = b.item("inputs", 0, 2, persistent=True), b.item("inputs", 1, 2, persistent=True)
+        p, q = b.item("inputs", 0, 2), b.item("inputs", 1, 2)
         x = b.item("inputs", 2, 2)
         g = b.call(aten.sin.default, x)
         b.call_index = 1
@@ -304,22 +299,3 @@ return []""",
         x, scalar = b.item("inputs", 0, 4), b.item("inputs", 1)
         b.graph.output([b.call(aten.mul.Tensor, x, scalar)])
         assert passes.cpu_scalars_to_gpu(b.graph) == {}
-
-    def test_estimate(self) -> None:
-        """A view belongs to its base, an input dies after its last use, a parameter counts for
-        nothing, its first gradient is a copy that stays."""
-        b = Builder()
-        p, saved = b.item("inputs", 0, 10, persistent=True), b.item("inputs", 1, 10)
-        g = b.call(aten.mul.Tensor, p, saved, sizes=(10,))
-        view = b.call(aten.t.default, g, sizes=(10,))
-        b.accumulate(p, None, view)
-        b.call(aten.sum.default, g, sizes=())
-        b.graph.output([])
-        found = [(m.node, m.allocated, m.freed, m.live) for m in node_memory(b.graph)]
-        assert found[2:] == [
-            ("mul_tensor", 40, 40, 80),
-            ("t_default", 0, 0, 40),
-            ("call_accumulate_grad", 40, 0, 80),
-            ("sum_default", 4, 44, 84),
-            ("output", 0, 0, 40),
-        ]

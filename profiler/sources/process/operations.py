@@ -3,9 +3,9 @@
 Note [Memory around an operation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Looked at are live tensors, which takes 13 µs, and some 0.1 ms where caches are cold; resident
-bytes; each allocator's bytes and highest mark. It is done at both edges of every operation that
-lasts long enough to bear it, and of others as the setting ``operation_share`` allows: Note [Which
-operations are looked at] in ``ration``. Where it was not done the figure is unknown, never guessed,
+bytes; each allocator's bytes and highest mark. It is done at both edges of an operation, unless one
+of the same name was looked at less than ``EVERY_NS`` before: in a loop of very short operations
+looks would take longer than they do. Where it was not done the figure is unknown, never guessed,
 and sums say how many invocations are in them.
 
 The peak inside: allocators and the system keep one highest mark for the whole process, and
@@ -27,16 +27,17 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 
 from memprof.profiler.model import MemoryColumns, OperationColumns, OperationSummary, TensorInfo
-from memprof.profiler.model.tracker import path_of
+from memprof.profiler.model.tracker import MAX_NAMES, path_of
 
 from . import naming
 from ._torch_compat import without_torch_function
 from .places import Counted, Lanes, OperationTree, current_task
-from .ration import LONGEST_NS, Allowance
 from .settings import TrackerSettings
 from .sources import Sources
 from .tensors import TensorStorage
-from .thinning import operations_to_drop
+
+EVERY_NS = 10_000_000
+"""Nanoseconds between two operations of a name that are looked at."""
 
 LOCK_WAIT_S = 0.05
 """Seconds that an edge waits at most for the thread that takes a snapshot."""
@@ -58,7 +59,6 @@ class Operation:
         owner: who ends it, None when that is done.
         number, summary: in order of start, and its place in the tree.
         lane, task: where it runs; identity of its asyncio task, 0 for none.
-        cost_ns: time that looking at it took.
         looked: whether what was in use when it began is known.
         storages_before: storages that had been found when it began.
         memory: by device bytes before, after, highest seen, whether that is exact, and the mark
@@ -76,7 +76,6 @@ class Operation:
     task: int
     end_ns: int = -1
     failed: bool = False
-    cost_ns: int = 0
     tensors_before: Counted = _UNKNOWN
     tensors_after: Counted = _UNKNOWN
     looked: bool = False
@@ -152,7 +151,7 @@ class OperationLog:
         self.cost_ns = 0
         self._limit = settings.max_operations
         self._left = min(settings.largest, MAX_LEFT)
-        self._allowance = Allowance(settings.operation_share)
+        self._looked_ns: dict[str, int] = {}
         # What is below belongs to who holds the lock.
         self._lock = threading.RLock()
         self._tree = OperationTree()
@@ -191,10 +190,13 @@ class OperationLog:
         if parent is not None and parent.log is not self:
             parent = None  # of a tracker that has stopped, or of the process before a fork
         task = current_task()
-        tensors, reading, cost = _UNKNOWN, None, 0
-        if self._allowance.allows(name):
+        tensors, reading = _UNKNOWN, None
+        last = self._looked_ns.get(name)
+        if last is None or entered - last >= EVERY_NS:
+            if len(self._looked_ns) > MAX_NAMES:
+                self._looked_ns.clear()
+            self._looked_ns[name] = entered
             tensors, reading = self._look()
-            cost = min(self.clock() - entered, LONGEST_NS)
         with self._lock:
             inside = task and parent is not None and parent.task == task
             operation = Operation(
@@ -207,7 +209,6 @@ class OperationLog:
                 summary=self._tree.place(parent.summary if parent is not None else -1, name),
                 lane=parent.lane if inside and parent is not None else self.lanes.take(task),
                 task=task,
-                cost_ns=cost,
                 tensors_before=tensors,
                 looked=reading is not None,
                 storages_before=self.sources.tensors.storages_seen,
@@ -237,8 +238,6 @@ class OperationLog:
             if operation.tensors_before != _UNKNOWN and counted != _UNKNOWN:
                 operation.tensors_after = counted
                 self._keep_left(operation)
-            operation.cost_ns += min(self.clock() - entered, LONGEST_NS)
-        self._allowance.settle(operation.name, entered - operation.start_ns, operation.cost_ns)
         CURRENT.set(operation.parent)
         with self._lock:
             operation.end_ns = entered
@@ -340,11 +339,13 @@ class OperationLog:
         self._lock = threading.RLock()
 
     def thin(self) -> None:
-        """Drop the rows beyond the limit of those to keep."""
+        """Drop the oldest operations that have ended, beyond the limit of those to keep."""
         with self._lock:
-            drop = operations_to_drop(self._rows, self._limit)
-            self.dropped += len(drop)
-            self._rows = [o for i, o in enumerate(self._rows) if i not in drop]
+            excess = max(len(self._rows) - self._limit, 0)
+            ended = [o for o in self._rows if o.end_ns >= 0]
+            gone = set(ended[:excess])
+            self.dropped += len(gone)
+            self._rows = [o for o in self._rows if o not in gone]
 
     # --- asking ---------------------------------------------------------------------------
 
@@ -384,11 +385,6 @@ class OperationLog:
         """Operations that have not ended, oldest first."""
         with self._lock:
             return list(self._running.values())
-
-    @property
-    def kept(self) -> int:
-        """Number of invocations that ``columns`` has."""
-        return len(self._rows)
 
     def columns(self) -> OperationColumns:
         """All invocations that are kept, in order of their start."""

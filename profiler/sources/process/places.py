@@ -79,53 +79,40 @@ def _copy(sums: OperationSummary) -> OperationSummary:
 
 
 class Lanes:
-    """The lanes of a record. A thread keeps its own while it lives, a task while an operation runs
-    in it; then the next of the same name, or of the same thread, takes it. ``threads`` has
-    ``threading.get_ident()`` of the first thread of a thread's lane."""
+    """The lanes of a record: one for each thread, and one for each asyncio task while an operation
+    runs in it, which the next task of the thread takes then. A thread is known by its name and
+    ``threading.get_ident()``, of which ``threads`` has that of the first of each lane."""
 
     def __init__(self) -> None:
         self.all: list[Lane] = []
         self.threads: dict[int, int] = {}
-        self._local = threading.local()
-        # By a thread's name, or the lane of a task's thread.
-        self._free: defaultdict[str | int, set[int]] = defaultdict(set)
+        self._by_thread: dict[tuple[int, str], int] = {}
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
 
     def take(self, task: int) -> int:
         """The lane for an operation on this thread and, unless it is 0, in this task. To be
         called by one thread at a time."""
-        holder: _Holder | None = getattr(self._local, "holder", None)
-        if holder is None:
-            name = threading.current_thread().name
-            lane = self._lane(LaneKind.THREAD, name, name, len(self.all))
-            self.threads.setdefault(lane, threading.get_ident())
-            self._local.holder = holder = _Holder(self._free[self.all[lane].name], lane)
-        thread = holder.lane
-        return self._lane(LaneKind.TASK, thread, "", thread) if task else thread
+        thread = threading.get_ident(), threading.current_thread().name
+        lane = self._by_thread.get(thread)
+        if lane is None:
+            lane = self._new(LaneKind.THREAD, thread[1], len(self.all))
+            if len(self._by_thread) < MAX_LANES:
+                self._by_thread[thread] = lane
+            self.threads.setdefault(lane, thread[0])
+        if not task:
+            return lane
+        free = self._free[lane]
+        return free.pop() if free else self._new(LaneKind.TASK, "", lane)
 
     def give_back(self, lane: int) -> None:
-        self._free[self.all[lane].thread].add(lane)
+        self._free[self.all[lane].thread].append(lane)
 
-    def _lane(self, kind: LaneKind, key: str | int, name: str, thread: int) -> int:
-        if free := self._free.get(key):
-            return free.pop()
+    def _new(self, kind: LaneKind, name: str, thread: int) -> int:
         others = [i for i, lane in enumerate(self.all) if lane.kind is kind]
         if len(others) >= MAX_LANES:
             return others[-1]
         self.all.append(Lane(kind, name or f"task {len(others) + 1}", thread))
         return len(self.all) - 1
-
-
-class _Holder:
-    """Gives a lane back when its thread ends, which destroys the thread's locals."""
-
-    __slots__ = ("_free", "lane")
-
-    def __init__(self, free: set[int], lane: int) -> None:
-        self._free = free
-        self.lane = lane
-
-    def __del__(self) -> None:
-        self._free.add(self.lane)
 
 
 def current_task() -> int:

@@ -7,9 +7,7 @@ takes a hundredth of a core, and of a slow disk's time, at most, and a small rec
 each snapshot. A process that is killed has lost what came since. A name that the file has lost
 meanwhile to something else is not taken back.
 
-A small record is written by the thread that takes the snapshot, so that it is there when the next
-line crashes. One of more than ``LARGE`` rows would hold up a user's thread: the tracker's own
-writes it, where there is one.
+The thread that takes the snapshot writes it, so that it is there when the next line crashes.
 """
 
 from __future__ import annotations
@@ -32,9 +30,6 @@ from memprof.profiler.support.writing import (
 
 REST = 100
 """Least time between two writings while the tracker runs, in times of one."""
-
-LARGE = 500
-"""Most snapshots and operations that a user's thread writes, in some 5 ms."""
 
 
 class RecordFile:

@@ -26,10 +26,9 @@ from memprof.profiler.support.text import visible
 from . import naming, record_file
 from .operations import OperationLog
 from .operators import OperatorTable
-from .ration import Pace
 from .settings import TrackerSettings, toml_value
 from .sources import Sources, described
-from .tensors import LiveTensors, Pause, no_pause
+from .tensors import LiveTensors, Pace, Pause, no_pause
 from .thinning import thin_snapshots
 
 log = logging.getLogger("memprof")
@@ -38,10 +37,7 @@ MAX_PROBLEMS = 100
 
 
 class TrackerRecorder:
-    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes.
-
-    ``write_asked`` is true while a snapshot has left it to the tracker's thread to write the file.
-    """
+    """The record of one tracker, and whatever adds to it; ``lock`` is held while that changes."""
 
     def __init__(self, settings: TrackerSettings, clock: Callable[[], int]) -> None:
         self.settings = settings
@@ -54,7 +50,6 @@ class TrackerRecorder:
         self._clock = clock
         self._file: record_file.RecordFile | None = None
         self._write_again_ns = 0
-        self.write_asked = False
         self._snapshots: list[model.MemorySnapshot] = []
         self._taken = 0
         self._metadata = model.TrackerMetadata()
@@ -165,11 +160,8 @@ class TrackerRecorder:
 
     # --- adding to it ---------------------------------------------------------------------
 
-    def snapshot(
-        self, kind: model.SnapshotKind, name: str = "", wake: Callable[[], None] | None = None
-    ) -> None:
-        """Take a snapshot, and write the file if that is due; ``wake`` gets the tracker's thread to
-        look at ``write_asked``, where another has come here."""
+    def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
+        """Take a snapshot, and write the file if that is due."""
         cpu = time.thread_time_ns()
         pace = Pace() if kind is model.SnapshotKind.PERIODIC else None
         running = self.operations.running()
@@ -190,23 +182,14 @@ class TrackerRecorder:
             if len(self._snapshots) > limit + limit // 8:
                 self._snapshots = thin_snapshots(self._snapshots, limit)
         if kind is not SnapshotKind.END:  # The whole file comes next.
-            rows = len(self._snapshots) + self.operations.kept
-            if wake is None or rows <= record_file.LARGE:
-                self.write_if_due()
-            elif self._is_due():
-                self.write_asked = True
-                wake()
+            self._write_if_due()
         self._cost_ns += time.thread_time_ns() - cpu
 
-    def _is_due(self) -> bool:
-        return self._file is not None and time.perf_counter_ns() >= self._write_again_ns
-
-    def write_if_due(self) -> None:
+    def _write_if_due(self) -> None:
         """Write what is known so far: Note [How often the file is written]."""
-        self.write_asked = False
-        if not self._is_due():
-            return
         begin = time.perf_counter_ns()
+        if self._file is None or begin < self._write_again_ns:
+            return
         data = encode_profile(model.Profile().with_tracker(self.record(None)))
         try:
             with self.lock:

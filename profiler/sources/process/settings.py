@@ -40,9 +40,7 @@ def _setting(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TrackerSettings:
-    """Settings of a tracker, with bounds beyond which nothing can wait, count or remember. Each
-    operation that lasts ``1 / operation_share`` times as long as looking at it has figures, of
-    shorter ones as many as fit; docs/tracker.md says more."""
+    """Settings of a tracker, with bounds beyond which nothing can wait, count or remember."""
 
     enabled: bool = True
     output_dir: Annotated[str, Meta(pattern="^[^\0]+$")] = _setting(".", "Folder of the file.")
@@ -57,9 +55,6 @@ class TrackerSettings:
     )
     max_operations: Annotated[int, Meta(ge=KEPT_OPERATIONS[1], le=KEPT_OPERATIONS[2])] = _setting(
         KEPT_OPERATIONS[0], "How many operations are kept one by one."
-    )
-    operation_share: Annotated[float, Meta(ge=0, le=1)] = _setting(
-        0.05, "Part of the time for memory at the edges of operations, 0 to 1."
     )
     scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
 

@@ -35,6 +35,7 @@ import contextlib
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator
@@ -66,6 +67,28 @@ Pause = Callable[[], None]
 
 def no_pause() -> None:
     """Do nothing: the pause of work that nobody waits for."""
+
+
+STRETCH_NS = 1_000_000
+"""Longest piece of work, ns. Where another thread runs Python, each rest takes up to the
+interpreter's 5 ms."""
+_BREATH = 0.0002
+
+
+class Pace:
+    """Long work of the tracker's thread in pieces, so that other threads get the GIL: ``pace()``
+    every some dozen steps sleeps when a piece is over."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter_ns()
+
+    def __call__(self) -> None:
+        if time.perf_counter_ns() - self._since >= STRETCH_NS:
+            self.rest()
+
+    def rest(self) -> None:
+        time.sleep(_BREATH)
+        self._since = time.perf_counter_ns()
 
 
 _Refs = list["weakref.ref[torch.Tensor]"]

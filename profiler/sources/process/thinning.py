@@ -1,21 +1,17 @@
-"""Bounds of a tracker's record; no torch.
+"""Bound of a tracker's snapshots; no torch.
 
 Note [Thinning]
 ~~~~~~~~~~~~~~~
-Snapshots: pairs of neighbours are merged, those first that lie closest together for their age, so
-that what remains is dense at the end and sparser the further back. A merged snapshot is the later
-of the two and keeps the higher ``highest_bytes``. Named checkpoints, the first and the last
-snapshot are merged only when they alone are too many.
-
-Operations: of the older half those that took the shortest go first; one that is still running
-stays. ``operation_summary`` has counted all of them.
+Pairs of neighbours are merged, those first that lie closest together for their age, so that what
+remains is dense at the end and sparser the further back. A merged snapshot is the later of the two
+and keeps the higher ``highest_bytes``. Named checkpoints, the first and the last snapshot are
+merged only when they alone are too many.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from memprof.profiler import model
 
@@ -67,16 +63,3 @@ def _merge(earlier: model.MemorySnapshot, later: model.MemorySnapshot) -> model.
         merged=later.merged + earlier.merged + 1,
         took_ns=max(later.took_ns, earlier.took_ns),
     )
-
-
-def operations_to_drop(operations: Sequence[Any], limit: int) -> set[int]:
-    """Positions in ``operations`` (in order of start) to drop, so that ``limit`` are left, and
-    those that run (``end_ns`` -1). Passes over plain numbers only: sorting 10 000 invocations by a
-    key would hold the GIL for 50 ms."""
-    excess = len(operations) - limit
-    if excess <= 0:
-        return set()
-    ended = [i for i, o in enumerate(operations) if o.end_ns >= 0]
-    older = ended[: max(excess, len(ended) // 2)]
-    durations = {i: operations[i].end_ns - operations[i].start_ns for i in older}
-    return set(sorted(older, key=durations.__getitem__)[:excess])

@@ -273,8 +273,6 @@ class MemoryTracker:
             with contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=max(due - self._clock(), 0) / 1e9)
             if self._clock() < due:
-                if recorder.write_asked and recorder.recording:
-                    recorder.guard(recorder.write_if_due)
                 continue
             if self.enabled:
                 self._recorder.guard(self.snapshot, SnapshotKind.PERIODIC)
@@ -283,10 +281,7 @@ class MemoryTracker:
 
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and write it to the file."""
-        thread = self._thread
-        if thread is not None and (thread is threading.current_thread() or not thread.is_alive()):
-            thread = None
-        self._recorder.snapshot(kind, name, self._wake_up if thread is not None else None)
+        self._recorder.snapshot(kind, name)
 
     def _wake_up(self) -> None:
         self._wake.put(None)

@@ -11,9 +11,10 @@ import torch
 from counting import LineCounter, lines_run
 
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.sources.process.ration import Allowance, Pace
+from memprof.profiler.sources.process import operations
+from memprof.profiler.sources.process import tensors as tensors_module
 from memprof.profiler.sources.process.settings import TrackerSettings
-from memprof.profiler.sources.process.tensors import SLICE
+from memprof.profiler.sources.process.tensors import SLICE, STRETCH_NS, Pace
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
 Begin = Callable[[], MemoryTracker]
@@ -76,8 +77,6 @@ def test_a_snapshot_lets_others_run_in_between(
 
 
 def test_a_pause_comes_when_a_piece_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memprof.profiler.sources.process import ration as module
-
     now, slept = 0, 0
 
     class Clock:
@@ -90,9 +89,9 @@ def test_a_pause_comes_when_a_piece_is_over(monkeypatch: pytest.MonkeyPatch) -> 
             nonlocal slept
             slept += 1
 
-    monkeypatch.setattr(module, "time", Clock)
+    monkeypatch.setattr(tensors_module, "time", Clock)
     pace = Pace()
-    for at, pauses in ((module.STRETCH_NS - 1, 0), (module.STRETCH_NS, 1)):
+    for at, pauses in ((STRETCH_NS - 1, 0), (STRETCH_NS, 1)):
         now = at
         pace()
         assert slept == pauses
@@ -103,8 +102,8 @@ def test_a_pause_comes_when_a_piece_is_over(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_operation_costs_the_same_however_many_there_were(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN that memory at its ends is never read: that has a share of the time (test_ration.py)
-    monkeypatch.setattr(Allowance, "allows", lambda *_: False)
+    # GIVEN that memory at its edges is read once
+    monkeypatch.setattr(operations, "EVERY_NS", 1 << 62)
     tracker = begin()
     operation = tracker.track_operation("x")
 

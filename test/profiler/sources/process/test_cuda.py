@@ -10,7 +10,7 @@ from rendering import render_tracker_record
 
 from memprof.profiler.live.out_of_memory import out_of_memory
 from memprof.profiler.model import Profile, SnapshotKind
-from memprof.profiler.sources.process.ration import Allowance
+from memprof.profiler.sources.process import operations
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
 from memprof.profiler.views.report import Style
@@ -23,11 +23,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> MemoryTracker:
+def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTracker:
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
-    # The machine may be so busy that a reading takes all of its share of the time.
-    found._recorder.operations._allowance = Allowance(1e12)
+    monkeypatch.setattr(operations, "EVERY_NS", 0)
     return found
 
 

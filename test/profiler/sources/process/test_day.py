@@ -11,8 +11,8 @@ import torch
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.sources.process import record_file
-from memprof.profiler.sources.process.ration import Pace
 from memprof.profiler.sources.process.settings import TrackerSettings
+from memprof.profiler.sources.process.tensors import Pace
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
 DAY_NS = 24 * 3600 * 10**9

@@ -21,7 +21,6 @@ from memprof.profiler.model import Profile, SnapshotKind
 from memprof.profiler.sources.process import record_file
 from memprof.profiler.sources.process import recorder as recorder_module
 from memprof.profiler.sources.process.operations import CURRENT
-from memprof.profiler.sources.process.ration import Allowance
 from memprof.profiler.sources.process.settings import SettingsError, TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
@@ -350,7 +349,6 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     tracker.start(thread=False)
     log = tracker._recorder.operations
-    log._allowance = Allowance(1e12)
     owner, _, name = place.partition(".")
     parts = {n: getattr(log.sources, n) for n in ("tensors", "accelerators", "process")}
     parts["lanes"] = log.lanes

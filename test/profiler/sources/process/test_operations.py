@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import itertools
@@ -27,18 +26,16 @@ from memprof.profiler.sources.process import operations as operations_module
 from memprof.profiler.sources.process import places as places_module
 from memprof.profiler.sources.process import tensors as tensors_module
 from memprof.profiler.sources.process.operations import Operation, OperationLog
-from memprof.profiler.sources.process.ration import Allowance
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> Iterator[MemoryTracker]:
+def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTracker]:
     gc.collect()  # Cycles that other tests left are not to die inside an operation.
     found = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
     found.start(thread=False)
-    # The machine may be so busy that a reading takes all of its share of the time.
-    found._recorder.operations._allowance = Allowance(1e12)
+    monkeypatch.setattr(operations_module, "EVERY_NS", 0)
     yield found
     found.stop()
 
@@ -317,7 +314,6 @@ def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPat
     devices = Devices()
     sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
     log = OperationLog(sources, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
-    log._allowance = Allowance(1e12)
     tracker._recorder.operations = log
     with tracker.track_operation("first"):
         with tracker.track_operation("inner"):
@@ -351,118 +347,30 @@ class Clock:
         return self.now
 
 
-class Timed:
-    """A tracker whose looks for tensors take a known time, and nothing else any."""
-
-    def __init__(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_ns: int, **settings: float
-    ) -> None:
-        self.clock = Clock()
-        self.looks = 0
-        gc.collect()
-        self.tracker = MemoryTracker(
-            TrackerSettings(output_dir=str(tmp_path), **settings),  # type: ignore[arg-type]
-            clock=self.clock,
-        )
-        self.tracker.start(thread=False)
-        look = self.tracker._recorder.sources.tensors.look
-
-        def timed(*args: int) -> bool:
-            self.looks += 1
-            self.clock.now += look_ns
-            return look(*args)
-
-        monkeypatch.setattr(self.tracker._recorder.sources.tensors, "look", timed)
-
-    @contextlib.contextmanager
-    def operation(self, name: str, lasts_ns: int) -> Iterator[None]:
-        with self.tracker.track_operation(name):
-            yield
-            self.clock.now += lasts_ns
-
-
-US, MS = 1_000, 1_000_000
-
-
-def test_every_operation_that_lasts_has_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN looks of 100 us, and short operations that have used up what each name begins with
-    timed = Timed(tmp_path, monkeypatch, 100 * US)
-    for _ in range(110):
-        with timed.operation("short", 10 * US):
-            pass
-    # WHEN 60 operations of 50 ms keep 400 kB each, in between 6,000 that hardly last at all
-    kept = []
-    for _ in range(60):
-        with timed.operation("step", 50 * MS):
-            kept.append(torch.empty(100_000))
-        for _ in range(100):
-            with timed.operation("short", 10 * US):
-                pass
-    short, step = timed.tracker.record().operation_summary
-    # THEN all of the first have figures, which add up
-    assert (step.count, step.tensors_measured) == (60, 60)
-    assert (step.tensor_bytes_delta, step.tensors_delta) == (24_000_000, 60)
-    # AND of the others as many as their own share pays for
-    assert short.count == 6_110
-    assert 100 <= short.tensors_measured <= 100 + 0.05 * 6_110 * 10 / 200 + 2
-
-
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.5, 1.0])
-def test_how_long_is_long_enough_follows_from_the_share(
-    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN operations that last as long as the setting asks for, and a little less than half
-    timed = Timed(tmp_path, monkeypatch, 50 * US, operation_share=share)
-    enough = round(100 * US / share) + 1
-    for _ in range(1_000):
-        with timed.operation("long enough", enough):
-            pass
-        with timed.operation("not", enough * 2 // 5):
-            pass
-    long, short = timed.tracker.record().operation_summary
-    assert long.tensors_measured == 1_000
-    # 20 ms to begin with pay for the first, the share for two fifths of all.
-    assert 590 <= short.tensors_measured <= 610
-
-
-def test_a_share_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = Timed(tmp_path, monkeypatch, US, operation_share=0.0)
+def test_short_operations_have_figures_now_and_then(tmp_path: Path) -> None:
+    # GIVEN operations that last, and between them many of a name that hardly do
+    clock = Clock()
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)), clock=clock)
+    tracker.start(thread=False)
     for _ in range(3):
-        with timed.operation("a", 1_000 * MS):
-            pass
-    (a,) = timed.tracker.record().operation_summary
-    assert (a.count, a.tensors_measured, a.devices, timed.looks) == (3, 0, {}, 0)
-
-
-def test_a_few_operations_have_figures_however_short_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed = Timed(tmp_path, monkeypatch, 100 * US)
-    for _ in range(100):
-        with timed.operation("a", US):
-            pass
-    assert timed.tracker.record().operation_summary[0].tensors_measured == 100
-
-
-def test_figures_have_both_sides_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = Timed(tmp_path, monkeypatch, 100 * US)
-    log = timed.tracker._recorder.operations
-    with timed.operation("a", MS):
-        # GIVEN that everything is used up while an operation runs whose beginning was read
-        log._allowance.settle("a", 0, 1 << 62)
-    with timed.operation("a", MS):
-        pass
-    record = timed.tracker.record()
+        with tracker.track_operation("step"):
+            for _ in range(100):
+                with tracker.track_operation("short"):
+                    clock.now += operations_module.EVERY_NS // 50
+    # THEN all of the first have figures, of the others those of each so many ns
+    record = tracker.record()
+    tracker.stop()
+    step, short = record.operation_summary
+    assert (step.count, step.tensors_measured) == (3, 3)
+    assert (short.count, short.tensors_measured) == (300, 6)
+    # both sides or none
     columns = record.operation_allocations
-    assert [n >= 0 for n in columns.tensors_before] == [True, False]
-    assert [n >= 0 for n in columns.tensors_after] == [True, False]
+    known = [n >= 0 for n in columns.tensors_before]
+    assert sum(known) == 9
+    assert [n >= 0 for n in columns.tensors_after] == known
     cpu = columns.memory["cpu"]
-    assert [b >= 0 for b in cpu.before] == [b >= 0 for b in cpu.after] == [True, False]
-    assert cpu.peak[1] == -1
-    (a,) = record.operation_summary
-    assert (a.count, a.devices["cpu"].measured, a.tensors_measured) == (2, 1, 1)
+    assert [b >= 0 for b in cpu.before] == [b >= 0 for b in cpu.after] == known
+    assert short.devices["cpu"].measured == 6
 
 
 def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTracker) -> None:
@@ -532,7 +440,9 @@ def test_where_the_largest_tensors_were_made(tracker: MemoryTracker) -> None:
 def test_where_it_cannot_be_known_it_is_not_said(
     tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker._recorder.operations._allowance, "allows", lambda *_: False)
+    monkeypatch.setattr(operations_module, "EVERY_NS", 1 << 62)
+    with tracker.track_operation("a"):
+        pass
     with tracker.track_operation("a"):
         kept = torch.empty(40_000_000)
         tracker.snapshot()
@@ -588,6 +498,18 @@ def test_a_million_operations_stay_bounded(tmp_path: Path) -> None:
     assert [s.count for s in record.operation_summary] == [3_000, 3_000]
     tracker.stop()
     assert len(tracker._recorder.operations._rows) <= 100 + 100 // 8 + 8
+
+
+def test_the_oldest_operations_that_have_ended_go_first(tmp_path: Path) -> None:
+    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path), max_operations=2))
+    tracker.start(thread=False)
+    with tracker.track_operation("running"):
+        for i in range(5):
+            with tracker.track_operation(str(i)):
+                pass
+        record = tracker.record()
+    tracker.stop()
+    assert paths(record) == ["running", "running/4"]
 
 
 def test_no_operation_is_kept_alive(tracker: MemoryTracker) -> None:

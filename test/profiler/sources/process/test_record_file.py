@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -203,29 +201,6 @@ def test_who_may_read_the_file_may_read_the_next(tmp_path: Path) -> None:
             assert file.write(b"data", sync=sync)
             assert stat.S_IMODE(file.path.stat().st_mode) == mode
     file.close()
-
-
-def test_a_large_record_is_written_by_the_trackers_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by: queue.SimpleQueue[str] = queue.SimpleQueue()
-    real = RecordFile.write
-
-    def noted(self: RecordFile, data: bytes, *, sync: bool = False) -> bool:
-        by.put(threading.current_thread().name)
-        return real(self, data, sync=sync)
-
-    monkeypatch.setattr(RecordFile, "write", noted)
-    monkeypatch.setattr(record_file, "REST", 0)
-    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path), interval=1e6))
-    tracker.start()
-    tracker.checkpoint("small")
-    monkeypatch.setattr(record_file, "LARGE", 0)
-    tracker.checkpoint("large")
-    own = threading.current_thread().name
-    assert [by.get() for _ in range(3)] == [own, own, "memprof-tracker"]
-    tracker.stop()
-    assert by.get() == own
 
 
 def test_time_by_the_clock_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

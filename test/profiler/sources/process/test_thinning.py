@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memprof.profiler.model import MemorySnapshot, SnapshotKind, Span
-from memprof.profiler.sources.process.thinning import operations_to_drop, thin_snapshots
+from memprof.profiler.model import MemorySnapshot, SnapshotKind
+from memprof.profiler.sources.process.thinning import thin_snapshots
 
 from .records import snapshot
 
@@ -72,22 +71,3 @@ def test_any_series(times: list[int], limit: int) -> None:
     assert sum(s.merged + 1 for s in thinned) == len(found)
     assert [s.time_ns for s in thinned] == sorted(s.time_ns for s in thinned)
     assert max(s.devices["cpu"].highest_bytes or 0 for s in thinned) == max(t % 17 for t in times)
-
-
-def test_old_short_operations_go_first() -> None:
-    rows = [Span(i * 100, i * 100 + (90 if i % 3 == 0 else 5)) for i in range(12)]
-    assert operations_to_drop(rows, 9) == {1, 2, 4}
-    assert operations_to_drop(rows, 12) == set()
-
-
-def test_running_operations_stay() -> None:
-    rows = [Span(0, -1), *(Span(i, i + 1) for i in range(1, 6))]
-    assert operations_to_drop(rows, 2) == {1, 2, 3, 4}
-    assert operations_to_drop([Span(i, -1) for i in range(5)], 2) == set()
-
-
-@pytest.mark.parametrize("limit", [0, 1, 7, 50])
-def test_any_limit_of_operations(limit: int) -> None:
-    rows = [Span(i, i + (i * 37) % 11) for i in range(60)]
-    drop = operations_to_drop(rows, limit)
-    assert len(rows) - len(drop) == limit

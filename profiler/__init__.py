@@ -28,7 +28,6 @@ __all__ = [
     "MemoryProfileTimeline",
     "OpTree",
     "PeakReport",
-    "Rule",
     "SchemaMatcher",
     "SizeMap",
     "TensorKey",

@@ -8,7 +8,6 @@ docs/dataflow.md lists the differences.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,17 +65,13 @@ from torch.profiler._memory_profiler import (
 
 from .model import Profile
 from .sources.trace import (
-    ALL_RULES,
-    data_flow_columns,
-)
-from .sources.trace import (
     DataFlowProfile as DataFlowProfile,
 )
 from .sources.trace import (
     PeakReport as PeakReport,
 )
 from .sources.trace import (
-    Rule as Rule,
+    data_flow_columns,
 )
 from .sources.trace import (
     peak_report as peak_report,
@@ -101,7 +96,7 @@ class MemoryProfile:
 
     Args:
         result: a ``_ProfilerResult``, or a profiler that has stopped.
-        rules: memprof's corrections; ``()`` gives torch's categories exactly.
+        corrections: apply memprof's; without them the categories are torch's exactly.
 
     Raises:
         TypeError, ValueError: ``result`` is no profiler result, or has not stopped.
@@ -111,12 +106,12 @@ class MemoryProfile:
         self,
         result: Any,
         *,
-        rules: Iterable[Rule] = ALL_RULES,
+        corrections: bool = True,
     ) -> None:
         self._result = kineto_result(result)
         self.profile = DataFlowProfile(
             read_events(self._result),
-            rules=rules,
+            corrections=corrections,
         )
 
     @cached_property

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from .corrections import ALL_RULES as ALL_RULES
-from .corrections import Rule as Rule
 from .profile import DataFlowProfile as DataFlowProfile
 from .profile import profile_memory as profile_memory
 from .to_model import PeakReport as PeakReport

@@ -12,10 +12,10 @@ from memprof.profiler.model.dataflow import NO_EVENTS
 
 from . import _torch_compat as compat
 from .categories import CATEGORIES, deduce
-from .columns import Bytes, EventColumns, Ints, ScopeKind
+from .columns import Bytes, EventColumns, Ints, ScopeKind, frozen
 from .compiled import of_compiled_code
 from .context import find_context
-from .corrections import ALL_RULES, KnownObjects, Rule, correct
+from .corrections import KnownObjects, correct
 from .graph import build_graph
 from .read import read_events
 from .storages import find_changes, lifetimes
@@ -26,13 +26,12 @@ class DataFlowProfile:
 
     Args:
         columns: what was read of the run.
-        rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
+        corrections: apply memprof's; without them the categories are torch's exactly.
         objects: what is known of the model's and the optimizer's tensors.
 
     Attributes:
         columns: what was read of the run.
         graph: the data-flow graph.
-        by_torch: the category of each value by torch's rules.
         counted: which storages of the key table take part.
         changes: what happened to memory, by time.
         storages: when each storage was made and released.
@@ -45,10 +44,9 @@ class DataFlowProfile:
         self,
         columns: EventColumns,
         *,
-        rules: Iterable[Rule] = ALL_RULES,
+        corrections: bool = True,
         objects: KnownObjects | None = None,
     ) -> None:
-        rules = frozenset(rules)
         self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
         self._paths = objects.paths
@@ -60,14 +58,19 @@ class DataFlowProfile:
         outer = columns.scopes.around(*code, outermost=True)
         self.compiled_calls = len(np.unique(outer[outer >= 0]))
         compiled: Bytes | None = None
-        if self.compiled_calls and Rule.COMPILED_PHASE in rules:
+        if self.compiled_calls and corrections:
             compiled = of_compiled_code(columns, context, storages)
         given = None if compiled is None else compiled[: storages.keys]
-        self.by_torch, self.counted = deduce(columns, graph, given)
+        by_torch, self.counted = deduce(columns, graph, given)
         self.changes = find_changes(columns, graph, self.counted, storages)
-        self._category, self._rule, self._first = correct(
-            columns, graph, self.by_torch, context, storages, compiled, objects, rules
-        )
+        # An entry a value and then one a block; the entry of each storage's version 0, and the end.
+        blocks = len(storages) - storages.keys
+        self._category = np.concatenate([by_torch, np.zeros(blocks, np.uint8)])
+        first = graph.first_value
+        numbers = first[-1] + np.arange(1, blocks + 1, dtype=np.int32)
+        self._first = frozen(np.concatenate([first, numbers]))
+        if corrections:
+            correct(columns, graph, self._category, context, storages, compiled, objects)
 
     # -- categories -----------------------------------------------------------------
 
@@ -79,10 +82,6 @@ class DataFlowProfile:
         """
         first, end = self._first[storage : storage + 2].tolist()
         return CATEGORIES[self._category[min(first + max(version, 0), end - 1)]]
-
-    def rule(self, key: int, version: int) -> Rule:
-        """The rule that decided the category of a version of a storage with a key."""
-        return Rule(int(self._rule[self._first[key] + version]))
 
     def change_categories(self) -> tuple[Bytes, Bytes]:
         """Numbers of the categories before and after each change.
@@ -173,7 +172,7 @@ def profile_memory(
     *,
     modules: Iterable[Any] | Any = (),
     optimizers: Iterable[Any] | Any = (),
-    rules: Iterable[Rule] = ALL_RULES,
+    corrections: bool = True,
 ) -> DataFlowProfile:
     """The memory profile of a finished ``torch.profiler`` run.
 
@@ -182,7 +181,7 @@ def profile_memory(
             with_stack=True`` that has stopped, or the ``_ProfilerResult`` inside it.
         modules, optimizers: the model and optimizer that were traced, or several. Their
             tensors are then known for what they are, and modules by their path.
-        rules: memprof's corrections to apply; ``()`` gives torch's categories exactly.
+        corrections: apply memprof's; without them the categories are torch's exactly.
 
     Raises:
         TypeError: ``result`` is no profiler result.
@@ -196,7 +195,7 @@ def profile_memory(
         )
     return DataFlowProfile(
         read_events(result),
-        rules=rules,
+        corrections=corrections,
         objects=KnownObjects(_several(modules), _several(optimizers)),
     )
 

@@ -36,7 +36,7 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
     with profiled() as prof:
         train(case, opt, 2)
     their = prof._memory_profile()
-    our = MemoryProfile(prof, rules=())
+    our = MemoryProfile(prof, corrections=False)
     assert nodes_of_columns(our) == nodes(their)
     assert categories(our) == categories(their)
     assert timeline(our) == timeline(their)

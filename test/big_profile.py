@@ -17,7 +17,6 @@ from memprof.profiler.model import (
     Profile,
     Role,
     Statement,
-    StatementKind,
 )
 
 GRAPHS = 50
@@ -133,7 +132,6 @@ def _graph(
         tuple(
             Statement(
                 100 + k,
-                StatementKind.ALLOC,
                 (f"buf{k}",),
                 (),
                 f"buf{k} = empty_strided_cpu(({64 + k}, 256), (256, 1), torch.float32)",

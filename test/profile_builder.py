@@ -28,7 +28,6 @@ from memprof.profiler.model import (
     Role,
     SourceFrame,
     Statement,
-    StatementKind,
     Storage,
 )
 
@@ -185,7 +184,6 @@ def forward() -> GraphRecord:
     statements = (
         Statement(
             10,
-            StatementKind.ALLOC,
             ("buf0",),
             (),
             "buf0 = empty_strided_cpu((1024, 2048), (2048, 1), torch.float32)",
@@ -193,7 +191,6 @@ def forward() -> GraphRecord:
         ),
         Statement(
             13,
-            StatementKind.KERNEL,
             (),
             ("primals_3", "buf0", "buf1"),
             "extern_kernels.bmm(primals_3, buf0, out=buf1)",

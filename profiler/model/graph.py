@@ -21,35 +21,19 @@ class GraphKind(str, Enum):
     INFERENCE = "inference"
 
 
-class StatementKind(str, Enum):
-    """Effect of a line of generated code on buffers."""
-
-    ALLOC = "alloc"
-    REUSE = "reuse"
-    VIEW = "view"
-    KERNEL = "kernel"
-    FALLBACK = "fallback"
-    GETITEM = "getitem"
-    DELETE = "delete"
-    CALL = "call"
-    RETURN = "return"
-    OTHER = "other"
-
-
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One statement of the generated wrapper code.
 
     Attributes:
         line: 1-based.
-        targets: names it assigns (or deletes).
+        targets: names it assigns.
         reads: names it reads; for a kernel its arguments, outputs included.
         text: its first line, stripped.
         function: generated function it stands in, e.g. ``Runner.call``.
     """
 
     line: Int
-    kind: StatementKind
     targets: tuple[str, ...]
     reads: tuple[str, ...]
     text: str
@@ -127,6 +111,6 @@ class GraphRecord:
             return None
         first = self.statements[end - 1].line
         begin = bisect_left(self.statements, first, key=attrgetter("line"))
-        there = (s for s in self.statements[begin:end] if s.kind is not StatementKind.DELETE)
+        there = self.statements[begin:end]
         names = (name for s in there for name in (*s.targets, *reversed(s.reads)))
         return next((name for name in names if name in self.buffers), None)

@@ -20,7 +20,7 @@ from ...stored import Stored
 from .aot_nodes import nearest, tag_of, target_name
 from .generated_code import WrapperCode
 
-VERSION = "3"
+VERSION = "4"
 """Version of the stored form; part of its key, and of Inductor's cache key by ``LoweringTap``."""
 
 

@@ -23,17 +23,14 @@ from __future__ import annotations
 import ast
 import itertools
 import marshal
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, NamedTuple
 
-from memprof.profiler.model import Statement, StatementKind
+from memprof.profiler.model import Statement
 from memprof.profiler.support.process_hooks import collector_paused
 
-_ALLOCATORS = re.compile(r"^(empty_strided(_\w+)?|tracked_empty_strided|async_.*empty.*)$")
-_VIEWS = {"reinterpret_tensor", "alloc_from_pool"}
 _CHECKS = {"assert_size_stride", "assert_alignment"}
 _NOT_WRAPPER = {"__init__", "recursively_apply_fns"}
 _NOT_WRAPPER_FUNCTIONS = {"get_args", "benchmark_compiled_module"}
@@ -94,9 +91,9 @@ def statements(
     found: list[Statement] = []
     for name, function in functions:
         for st in _flatten(function.body):
-            kind, targets, reads = _classify(st)
+            targets, reads = _names_in(st)
             text = lines[st.lineno - 1].strip()
-            found.append(Statement(st.lineno, kind, targets, reads, text, name))
+            found.append(Statement(st.lineno, targets, reads, text, name))
     return tuple(sorted(found, key=lambda s: s.line))
 
 
@@ -109,44 +106,17 @@ def _flatten(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield st
 
 
-def _classify(st: ast.stmt) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
+def _names_in(st: ast.stmt) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names that a statement assigns, and names that it reads; none of a deletion or a check."""
     if isinstance(st, ast.Assign):
-        if isinstance(st.targets[0], ast.Name) and isinstance(st.value, ast.Name):
-            return StatementKind.REUSE, (st.targets[0].id,), (st.value.id,)
-        return _classify_assignment(target_names(st.targets[0]), st.value)
-    if isinstance(st, ast.Delete):
-        return StatementKind.DELETE, tuple(n for t in st.targets for n in target_names(t)), ()
-    if isinstance(st, ast.Return):
-        return StatementKind.RETURN, (), _names(st.value) if st.value else ()
+        return target_names(st.targets[0]), _names(st.value)
+    if isinstance(st, ast.Return) and st.value is not None:
+        return (), _names(st.value)
     if isinstance(st, ast.Expr) and isinstance(st.value, ast.Call):
         function = ast.unparse(st.value.func)
-        if function in _CHECKS or function.endswith(".clear"):
-            return StatementKind.OTHER, (), ()
-        return StatementKind.KERNEL, (), _kernel_arguments(st.value)
-    return StatementKind.OTHER, (), ()
-
-
-def _classify_assignment(
-    targets: tuple[str, ...], value: ast.expr
-) -> tuple[StatementKind, tuple[str, ...], tuple[str, ...]]:
-    if isinstance(value, ast.Subscript):
-        return StatementKind.GETITEM, targets, _names(value.value)
-    if isinstance(value, ast.Call):
-        head = value
-        # empty_strided_cuda(...).as_strided(...) where the allocation is padded
-        while isinstance(head.func, ast.Attribute) and isinstance(head.func.value, ast.Call):
-            head = head.func.value
-        function = ast.unparse(head.func)
-        if _ALLOCATORS.match(function):
-            return StatementKind.ALLOC, targets, ()
-        if function in _VIEWS:
-            return StatementKind.VIEW, targets, _names(value.args[0])
-        if function.startswith(("self.partitions", "partition_")):
-            return StatementKind.CALL, targets, _names(value)
-        if function.endswith(("get_raw_stream", ".size", ".stride", ".item")):
-            return StatementKind.OTHER, targets, _names(value)
-        return StatementKind.FALLBACK, targets, _names(value)
-    return StatementKind.OTHER, targets, _names(value)
+        if function not in _CHECKS and not function.endswith(".clear"):
+            return (), _kernel_arguments(st.value)
+    return (), ()
 
 
 def target_names(target: ast.expr) -> tuple[str, ...]:

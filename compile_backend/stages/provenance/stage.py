@@ -18,7 +18,6 @@ from memprof.profiler.model import (
     NodeProvenance,
     SourceFrame,
     Statement,
-    StatementKind,
 )
 
 from ... import _torch_compat
@@ -171,5 +170,4 @@ _UNBACKED = re.compile(r"\bu\d+\b")
 
 def first_lines(statements: Sequence[Statement]) -> dict[str, int]:
     """Line that first assigns each name, by name."""
-    assigned = [s for s in statements if s.kind is not StatementKind.DELETE]
-    return {name: s.line for s in reversed(assigned) for name in s.targets}
+    return {name: s.line for s in reversed(statements) for name in s.targets}

@@ -21,7 +21,6 @@ from memprof.profiler.model import (
     Profile,
     SourceFrame,
     Statement,
-    StatementKind,
     Storage,
 )
 
@@ -198,7 +197,7 @@ def test_scratch_memory_of_an_unknown_line() -> None:
 
 def test_scratch_memory_inside_a_statement_of_several_lines() -> None:
     profile = training()
-    kernel = Statement(11, StatementKind.FALLBACK, ("buf1",), (), "buf1 = op(", "call")
+    kernel = Statement(11, ("buf1",), (), "buf1 = op(", "call")
     profile.graphs[0].statements = (kernel,)
     assert parts(at(profile, 0, 3, View.NODE))["relu"] == 5
 

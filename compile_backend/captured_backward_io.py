@@ -259,7 +259,7 @@ def captured_nodes(captured: GraphModule) -> dict[str, NodeProvenance]:
     found: dict[str, NodeProvenance] = {}
     alone: list[Node] = []
     for node in aot_nodes.computing(captured.graph):
-        p = replace(aot_nodes.own_provenance(node, backward=True), from_forward=True)
+        p = aot_nodes.own_provenance(node, backward=True)
         origin = origin_of(node)
         if origin is not None and origin.aot_node is not None:
             if p.frame is not None and is_engine_frame(p.frame):

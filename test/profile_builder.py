@@ -119,10 +119,9 @@ def node(
     module: str | None,
     line: int | None,
     file: str = "/nowhere/site-packages/zoo/model.py",
-    from_forward: bool = False,
 ) -> NodeProvenance:
     stack = () if line is None else (SourceFrame(file, line, "forward", f"x = self.l{line}(x)"),)
-    return NodeProvenance(name, op, op, stack=stack, module_path=module, from_forward=from_forward)
+    return NodeProvenance(name, op, op, stack=stack, module_path=module)
 
 
 def buffer(name: str, *nodes: str, kind: str = "ComputedBuffer") -> BufferProvenance:
@@ -238,8 +237,8 @@ def backward() -> GraphRecord:
     )
     outputs = (GraphValue(0, "mm_1", Role.PARAMETER_GRADIENT, Category.GRADIENT, "l1.weight"),)
     nodes = [
-        node("mul", "aten.mul.Tensor", "l1", 3, from_forward=True),
-        node("mm_1", "aten.mm.default", "l1", 3, from_forward=True),
+        node("mul", "aten.mul.Tensor", "l1", 3),
+        node("mm_1", "aten.mm.default", "l1", 3),
     ]
     return GraphRecord(
         1,

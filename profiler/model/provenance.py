@@ -5,25 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from .limits import Count, Int
-
-
-class Evidence(str, Enum):
-    """Evidence for the origin of a node or buffer."""
-
-    EXACT = "exact"
-    """The compiler itself linked the two."""
-    NEIGHBOUR = "neighbour"
-    """The node was made by a compiler pass and carries no origin of its own; this is
-    the origin of the nearest node in the graph that does."""
-    CONSUMER = "consumer"
-    """The buffer is a copy that the compiler inserted for a kernel that reads it;
-    this is the origin of that kernel."""
-    NONE = "none"
-    """Nothing is known."""
-
 
 IN_TORCH = "-packages/torch/"
 """Part of the path of every file of torch."""
@@ -80,11 +63,8 @@ class NodeProvenance:
             In a backward graph these are the frames of the forward operator.
         module_path: e.g. ``blocks.0.attn.qkv``; "" is the root module, None is unknown.
         module_type: class of that module.
-        from_forward: the stack and module are those of the forward operator whose
-            gradient this node computes.
         recomputed: a forward operator that a backward runs again, for a checkpoint or since the
             partitioner saved something smaller.
-        evidence: how stack and module are known.
     """
 
     name: str
@@ -94,8 +74,6 @@ class NodeProvenance:
     stack: tuple[SourceFrame, ...] = ()
     module_path: str | None = None
     module_type: str | None = None
-    from_forward: bool = False
-    evidence: Evidence = Evidence.EXACT
     recomputed: bool = False
 
     @property
@@ -119,7 +97,6 @@ class BufferProvenance:
         shape: numbers, or expressions over size symbols.
         nbytes, nbytes_expr: None where it depends on size symbols; the same as an expression.
         line: 1-based line of the generated code that first assigns it, None if none does.
-        evidence: how ``nodes`` are known.
     """
 
     name: str
@@ -132,4 +109,3 @@ class BufferProvenance:
     nbytes: Count | None = None
     nbytes_expr: str = ""
     line: Int | None = None
-    evidence: Evidence = Evidence.EXACT

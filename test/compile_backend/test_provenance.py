@@ -18,7 +18,6 @@ from memprof.profiler.model import (
     BufferProvenance,
     Category,
     EventKind,
-    Evidence,
     GraphKind,
     GraphRecord,
     LedgerKind,
@@ -119,7 +118,6 @@ def test_the_linear_layers_output_leads_to_its_line() -> None:
     assert node.frame is not None
     assert node.frame.line == _line(Block, "fc")
     assert node.module_path == "blocks.0.fc"
-    assert node.from_forward
 
 
 def test_a_model_of_torchs_own_modules_has_the_line_that_calls_it() -> None:
@@ -287,7 +285,6 @@ def test_a_layout_copy_is_blamed_on_the_kernel_that_wants_it() -> None:
     for graph in session.profile().graphs:
         for _, buffer, node in _made(graph):
             assert node.frame is not None, (buffer, node)
-            assert buffer.evidence in (Evidence.EXACT, Evidence.CONSUMER, Evidence.NEIGHBOUR)
 
 
 def test_two_blocks_at_two_lines_with_one_cached_artifact() -> None:

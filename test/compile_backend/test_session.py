@@ -366,7 +366,7 @@ with memprof.profile() as session:
         compiled(torch.ones(2, 8)).sum().backward()
 profile = session.profile()
 def known(g):
-    buffers = [(b.name, b.primary, b.evidence.value, b.nbytes) for b in g.buffers.values()]
+    buffers = [(b.name, b.primary, b.nbytes) for b in g.buffers.values()]
     nodes = [(n.name, n.module_path, n.original_aten) for n in g.nodes.values()]
     events = [(e.kind.value, e.line, e.owner) for e in g.programs[0].events]
     return sorted(buffers), sorted(nodes), events

@@ -21,7 +21,7 @@ import torch
 from torch.fx import Graph, Node
 
 from memprof.profiler.live.stack_text import innermost_module, parse_stack_trace
-from memprof.profiler.model import Evidence, NodeProvenance, SourceFrame
+from memprof.profiler.model import NodeProvenance, SourceFrame
 
 TAG = "memprof_aot_node"
 CAPTURED_TAG = "memprof_captured_node"
@@ -65,21 +65,16 @@ def own_provenance(node: Node, *, backward: bool) -> NodeProvenance:
     """Provenance from the node's own ``meta``, without its neighbours; ``backward`` says whether
     its graph is a backward's."""
     meta = node.meta
-    own = innermost_module(meta.get("nn_module_stack"))
-    module = own or innermost_module(meta.get("fwd_nn_module_stack"))
-    from_forward = own is None and module is not None
-    stack = parse_stack_trace(meta.get("stack_trace"))
+    module = innermost_module(meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack"))
     aten = meta.get("original_aten")
     return NodeProvenance(
         name=node.name,
         target=target_name(node.target),
         original_aten=str(aten) if aten is not None else None,
         seq_nr=meta.get("seq_nr"),
-        stack=stack,
+        stack=parse_stack_trace(meta.get("stack_trace")),
         module_path=module[0] if module else None,
         module_type=module[1] if module else None,
-        from_forward=from_forward or bool(meta.get("autograd_backward")),
-        evidence=Evidence.EXACT if stack or module else Evidence.NONE,
         recomputed=backward and meta.get("partitioner_tag") == "is_forward",
     )
 
@@ -130,8 +125,7 @@ def snapshot(
         caller: line that called the compiled function: that of nodes which have none, as of an
             ``nn.Sequential`` whose text is all torch's.
 
-    Nodes that still have neither borrow from the nearest node that does
-    (``Evidence.NEIGHBOUR``).
+    Nodes that still have neither borrow from the nearest node that does.
     """
     by_seq = by_sequence_number(forward.values()) if forward else {}
     nodes = computing(graph)
@@ -188,8 +182,6 @@ def borrow_from_nearest(
                     stack=origin.stack,
                     module_path=origin.module_path,
                     module_type=origin.module_type,
-                    from_forward=origin.from_forward,
-                    evidence=Evidence.NEIGHBOUR,
                 )
                 break
 
@@ -221,6 +213,4 @@ def with_forward(p: NodeProvenance, by_seq: Mapping[int, NodeProvenance]) -> Nod
         stack=p.stack or origin.stack,
         module_path=p.module_path if p.module_path is not None else origin.module_path,
         module_type=p.module_type or origin.module_type,
-        from_forward=True,
-        evidence=Evidence.EXACT,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from memprof.profiler.model import BufferProvenance, Evidence
+from memprof.profiler.model import BufferProvenance
 
 from ...stored import Stored
 from .aot_nodes import nearest, tag_of, target_name
@@ -27,12 +27,11 @@ VERSION = "4"
 @dataclass(frozen=True, slots=True)
 class ArtifactNode:
     """A post-grad FX node; ``aot_node`` is the name of the AOT node it descends from, by its own
-    link or its neighbour's (``evidence``)."""
+    link or its neighbour's."""
 
     target: str
     original_aten: str | None = None
     aot_node: str | None = None
-    evidence: Evidence = Evidence.EXACT
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def describe_lowerings(lowerings: Sequence[Lowering], aot_names: Container[str])
         order = {n: i for i, n in enumerate(lowering.graph.nodes)}
         tags = {n.name: t for n in order if (t := _aot_name(n, aot_names)) is not None}
         for name, ir in lowering.name_to_buffer.items():
-            origins, evidence = _origins(lowering, name, ir)
+            origins = _origins(lowering, name, ir)
             origins.sort(key=lambda n: order.get(n, len(order)))
             primary = getattr(ir, "origin_node", None)
             if primary is None or primary.op in ("placeholder", "output"):
@@ -93,7 +92,6 @@ def describe_lowerings(lowerings: Sequence[Lowering], aot_names: Container[str])
                 kind=type(ir).__name__,
                 nodes=tuple(n.name for n in origins),
                 primary=primary.name if primary is not None else None,
-                evidence=evidence,
                 **_layout(ir),
             )
     return Artifact(nodes, buffers)
@@ -107,36 +105,29 @@ def _aot_name(node: Node, aot_names: Container[str]) -> str | None:
 
 
 def _describe_node(node: Node, tags: dict[str, str]) -> ArtifactNode:
-    aot = tags.get(node.name)
-    evidence = Evidence.EXACT
-    if aot is None:
-        neighbour = nearest(node, tags)
-        aot = tags[neighbour] if neighbour is not None else None
-        evidence = Evidence.NEIGHBOUR if aot is not None else Evidence.NONE
+    aot = tags.get(node.name) or tags.get(nearest(node, tags) or "")
     original = node.meta.get("original_aten")
     return ArtifactNode(
         target=target_name(node.target),
         original_aten=str(original) if original is not None else None,
         aot_node=aot,
-        evidence=evidence,
     )
 
 
-def _origins(lowering: Lowering, name: str, ir: Any) -> tuple[list[Node], Evidence]:
+def _origins(lowering: Lowering, name: str, ir: Any) -> list[Node]:
     """The FX nodes computed into a buffer. A copy that Inductor inserts to change a layout has
     none; it has those of the kernels that read it, or failing that of what it copies."""
     if own := _computing([ir]):
-        return own, Evidence.EXACT
+        return own
     scheduler = getattr(lowering, "scheduler", None)
     scheduled = getattr(scheduler, "name_to_buf", {}).get(name)
     uses = getattr(scheduled, "users", None) or ()
     if readers := _computing(getattr(getattr(use, "node", None), "node", None) for use in uses):
-        return readers, Evidence.CONSUMER
+        return readers
     read: Iterable[str] = ()
     with contextlib.suppress(Exception):  # not every IR node has reads; this is a last resort
         read = ir.get_read_names()
-    operands = _computing(lowering.name_to_buffer.get(name) for name in read)
-    return operands, Evidence.NEIGHBOUR if operands else Evidence.NONE
+    return _computing(lowering.name_to_buffer.get(name) for name in read)
 
 
 def _computing(irs: Iterable[Any]) -> list[Node]:

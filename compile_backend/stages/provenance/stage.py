@@ -12,7 +12,6 @@ from typing import Any
 from torch.fx import GraphModule
 
 from memprof.profiler.model import (
-    Evidence,
     GraphKind,
     LedgerKind,
     NodeProvenance,
@@ -153,14 +152,12 @@ def _resolve(name: str, node: ArtifactNode, aot: Mapping[str, NodeProvenance]) -
     """A post-grad node with the stack and module of the AOT node that it descends from."""
     origin = aot.get(node.aot_node) if node.aot_node is not None else None
     if origin is None:
-        return NodeProvenance(name, node.target, node.original_aten, evidence=Evidence.NONE)
-    evidence = node.evidence if node.evidence is not Evidence.EXACT else origin.evidence
+        return NodeProvenance(name, node.target, node.original_aten)
     return dataclasses.replace(
         origin,
         name=name,
         target=node.target,
         original_aten=node.original_aten or origin.original_aten,
-        evidence=evidence,
     )
 
 

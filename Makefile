@@ -210,8 +210,8 @@ bench-trees: $(SIMGPU_STAMP) ## the same of inference alone, results held and dr
 bench-start: $(ENVIRONMENT) ## CPU time of fresh processes until they train, caches cold and warm, beside torch's backend
 	$(PY) benchmarks/start.py $(ARGS)
 
-bench: $(ENVIRONMENT) ## measure memprof beside inductor on the CPU: one operator, training steps
-	$(PY) benchmarks/backend_overhead.py $(ARGS)
+bench: $(ENVIRONMENT) ## host time of a compiled call beside inductor, on the CPU
+	$(PY) benchmarks/call_budget.py $(ARGS)
 
 doctor: $(ENVIRONMENT) ## what will and will not work on this machine
 	$(PY) -m memprof doctor

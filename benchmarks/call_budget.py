@@ -2,6 +2,7 @@
 
     make bench-call                         # inference and training
     make bench-trees                        # inference alone, results held and dropped
+    make bench                              # the same on the CPU, where there are no graphs
     make bench-call ARGS=--quick            # two sizes, few rounds
 
 A chain of multiplications with N parameters (the gradients of a chain of additions are one tensor,
@@ -28,6 +29,7 @@ from torch._inductor.compile_fx import compile_fx
 from memprof.compile_backend.backend import memprof
 from memprof.cudagraph_trees.replay import native
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (1, 10, 50, 200)
 CALLS = 50
 INFERENCE, DROPPED, TRAINING = "inference", "inference, dropped", "training"
@@ -62,9 +64,9 @@ class Contender:
     """One function, compiled in one way; ``block`` is what is measured."""
 
     def __init__(self, n: int, what: str, backend: Callable[..., Any]) -> None:
-        model = Model(n).cuda()
+        model = Model(n).to(DEVICE)
         self.parameters = list(model.parameters())
-        self.inputs = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
+        self.inputs = torch.ones(8, device=DEVICE), torch.ones(8, device=DEVICE)
         self.what = what
         # Not dynamic=False, which torch 2.13 patches its configuration for at each call: 12 us.
         self.call = torch.compile(own_code(lambda x, y: model(x, y)), backend=backend)
@@ -114,7 +116,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # Without a compiler, Python is what is measured.
         native.build()
-    print(f"torch {torch.__version__}; microseconds a call, least of {rounds} rounds")
+    print(f"torch {torch.__version__}, {DEVICE}; microseconds a call, least of {rounds} rounds")
     columns = {"what": -18, "parameters": 10, "way": -15, "whole": 8, "ratio": 5}
     table = Table(columns)
     results = []

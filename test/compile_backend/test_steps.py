@@ -375,7 +375,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_step_costs_the_program_few_lines() -> None:
-    """Each line of Python takes 0.1 to 0.3 µs; `benchmarks/step_record.py` has the time."""
+    """Each line of Python takes 0.1 to 0.3 µs; docs/step-record.md has the time."""
     one = optimizer()
     with memprof.profile() as session:
         without = lines_run(one.step)

@@ -13,8 +13,8 @@ resetting it would change what the user's own code reads from it. If the mark ri
 operation, its new value *is* the peak. If not, the peak is somewhere between what was seen (at
 the edges, by snapshots, by operations inside) and the mark, and what was seen is noted, not exact.
 
-The operation in which a tensor was made is known where exactly one operation was the innermost
-one all the time from one look for tensors to the next.
+A tensor was made in the first operation that ends with figures and had begun before the tensor was
+found: the innermost, where other threads run none.
 """
 
 from __future__ import annotations
@@ -158,8 +158,6 @@ class OperationLog:
         self.seen = 0
         self._rows: list[Operation] = []
         self._running: dict[int, Operation] = {}
-        self._edges = 0
-        self._edges_at_look = 0
 
     # --- the edges ------------------------------------------------------------------------
 
@@ -220,7 +218,6 @@ class OperationLog:
             self._rows.append(operation)
             if len(self._rows) > self._limit + self._limit // 4 + 64:
                 self.thin()
-            self._count_edge(tensors)
         CURRENT.set(operation)
         operation.start_ns = self.clock()
         self.cost_ns += operation.start_ns - entered
@@ -258,6 +255,9 @@ class OperationLog:
         left more: after the first few there is seldom something to describe."""
         try:
             made = self.sources.tensors.made_since(operation.storages_before)
+            for storage in made:
+                if storage.operation < 0:
+                    storage.operation = operation.summary
             nbytes = sum(s.nbytes for s in made)
             if nbytes > self._tree.sums[operation.summary].left_bytes:
                 largest = nlargest(self._left, made, key=lambda s: s.nbytes)
@@ -277,13 +277,9 @@ class OperationLog:
         tensors = self.sources.tensors
         if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
-        found = False
         try:
-            found = tensors.look(self.made_in())
-            return tensors.sums() if found else _UNKNOWN
+            return tensors.sums() if tensors.look() else _UNKNOWN
         finally:
-            if not found:
-                self._edges_at_look = -1
             tensors.lock.release()
 
     def _has_ended(self, operation: Operation, reading: Reading | None) -> None:
@@ -306,7 +302,6 @@ class OperationLog:
         if parent is not None and parent.number in self._running:
             for device, figures in operation.memory.items():
                 parent.saw(device, figures[2])
-        self._count_edge(operation.tensors_after)
         self._running.pop(operation.number, None)
         self._tree.add(
             operation.summary,
@@ -316,22 +311,6 @@ class OperationLog:
             operation.tensors_after,
             operation.memory,
         )
-
-    def _count_edge(self, counted: Counted) -> None:
-        self._edges += 1
-        if counted[0] >= 0 and self._edges_at_look == self._edges - 1:
-            self._edges_at_look = self._edges
-
-    def made_in(self) -> int:
-        """Summary of the operation in which what is found now was made, -1 if that is not known. To
-        be called right before a look."""
-        with self._lock:
-            known = self._edges == self._edges_at_look
-            self._edges_at_look = self._edges
-            lanes = {o.lane for o in self._running.values()}
-            if not known or len(lanes) != 1:
-                return -1
-            return next(reversed(self._running.values())).summary
 
     def forked(self) -> None:
         """In a forked child: operations that run can be ended, nothing begins."""

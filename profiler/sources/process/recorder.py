@@ -262,7 +262,7 @@ def take_snapshot(
     begin = time.perf_counter_ns()
     at, sources = operations.clock(), operations.sources
     running = [operations.path(o.summary) for o in operations.running()]
-    complete = sources.tensors.look(operations.made_in(), pause)
+    complete = sources.tensors.look(pause)
     pause()
     sources.tensors.recheck(pause)
     pause()

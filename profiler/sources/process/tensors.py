@@ -102,7 +102,7 @@ class TensorStorage:
     """A storage that known tensors refer to, by the address of torch's StorageImpl.
 
     Attributes:
-        operation: summary of the operation in which it was made, -1 if unknown.
+        operation: summary of the first operation to end after it was made in it, -1 if unknown.
         number: how many were found up to it.
         tensors: how many known tensors refer to it.
         sample: one of them; None if that one has died and the next is not yet known.
@@ -111,8 +111,8 @@ class TensorStorage:
     address: int
     nbytes: int
     device: str
-    operation: int
     number: int
+    operation: int = -1
     tensors: int = 0
     sample: TensorRef | None = None
 
@@ -146,8 +146,7 @@ class LiveTensors:
         self._to_recheck: list[TensorRef] = []
         # Both are filled at any instant, from any thread: only atomic operations on them.
         self._died: deque[TensorRef] = deque()
-        # References, and the operation in which they were made if that is known by now.
-        self._found: deque[tuple[_Refs, int | None]] = deque()
+        self._found: deque[_Refs] = deque()
         self._on_death = self._died.append  # one object for all references
         self._watching = False
         self._collections = 0  # of any generation, since we watch
@@ -172,7 +171,7 @@ class LiveTensors:
         # looked through before it is emptied.
         self._collections += 1
         if phase == "start" and info["generation"] >= len(_YOUNG) - 1 and not sys.is_finalizing():
-            self._found.append(([r for g in _YOUNG for r in _tensors(gc.get_objects(g))], None))
+            self._found.append([r for g in _YOUNG for r in _tensors(gc.get_objects(g))])
             if len(self._found) > MAX_QUEUED and self.lock.acquire(blocking=False):
                 try:
                     self._drop_the_dead()
@@ -181,27 +180,23 @@ class LiveTensors:
 
     def _drop_the_dead(self) -> None:
         """Shorten what waits, each living tensor once: looks can be hours apart."""
-        alive: dict[int | None, dict[int, weakref.ref[torch.Tensor]]] = {}
-        for references, operation in self._all_found():
-            alive.setdefault(operation, {}).update(
-                (id(r), r) for r in references if r() is not None
-            )
-        self._found.extend((list(refs.values()), operation) for operation, refs in alive.items())
+        alive = {id(r): r for refs in self._all_found() for r in refs if r() is not None}
+        self._found.append(list(alive.values()))
 
-    def _all_found(self) -> Iterator[tuple[_Refs, int | None]]:
+    def _all_found(self) -> Iterator[_Refs]:
         with contextlib.suppress(IndexError):
             while True:
                 yield self._found.popleft()
 
-    def look(self, operation: int = -1, pause: Pause = no_pause) -> bool:
-        """Take in what is new, made in ``operation``, and forget what has died; ``pause`` is called
-        between slices of work. False if there were too many young objects to look through."""
+    def look(self, pause: Pause = no_pause) -> bool:
+        """Take in what is new, and forget what has died; ``pause`` is called between slices of
+        work. False if there were too many young objects to look through."""
         small = gc.get_count()[0] <= MAX_YOUNG
         pause = self._letting_go(pause)
         with self.lock:
             if small:
                 self._find_young(pause)
-            self._take_in(operation, pause)
+            self._take_in(pause)
         return small
 
     def _letting_go(self, pause: Pause) -> Pause:
@@ -230,7 +225,7 @@ class LiveTensors:
             self._forget_dead()
             for objects in young:
                 if found := _tensors(objects, self._known):
-                    self._found.append((found, None))
+                    self._found.append(found)
             # One in between has moved objects out of where they were looked for.
             if self._collections == collections:
                 self._collections_seen = collections if self._watching else -1
@@ -240,28 +235,27 @@ class LiveTensors:
         """Look through *all* Python objects, with the GIL held."""
         # What is remembered of many tensors would set off collections of the whole heap.
         with collector_paused():
-            self._found.append((_tensors(gc.get_objects()), None))
+            self._found.append(_tensors(gc.get_objects()))
             with self.lock:
-                self._take_in(-1, no_pause)
+                self._take_in(no_pause)
 
-    def _take_in(self, operation: int, pause: Pause) -> None:
+    def _take_in(self, pause: Pause) -> None:
         with without_torch_function():
-            for references, made_in in self._all_found():
-                made_in = operation if made_in is None else made_in
+            for references in self._all_found():
                 part = references[-SLICE:]
                 del references[-SLICE:]
                 if references:  # whoever comes at a pause has the rest of them
-                    self._found.append((references, made_in))
+                    self._found.append(references)
                 for reference in part:
                     if (tensor := reference()) is not None:
-                        self._add(tensor, made_in)
+                        self._add(tensor)
                         del tensor
                 pause()
                 # Here, where it may take several pieces and no tensor is held meanwhile.
                 self._forget_dead(pause)
             self._forget_dead(pause)
 
-    def _add(self, tensor: torch.Tensor, operation: int) -> None:
+    def _add(self, tensor: torch.Tensor) -> None:
         # A new tensor can have the identity, and its storage the address, of one that died.
         if self._died:
             self._forget_dead()
@@ -282,16 +276,14 @@ class LiveTensors:
         known = TensorRef(tensor, self._on_death)
         known.key = key
         self._known[key] = known
-        self._attach(known, found, operation)
+        self._attach(known, found)
 
-    def _attach(
-        self, known: TensorRef, found: tuple[int, int, torch.device], operation: int
-    ) -> None:
+    def _attach(self, known: TensorRef, found: tuple[int, int, torch.device]) -> None:
         address, nbytes, device = found
         storage = self._storages.get(address)
         if storage is None:
             self.storages_seen += 1
-            storage = TensorStorage(address, 0, _name(device), operation, self.storages_seen)
+            storage = TensorStorage(address, 0, _name(device), self.storages_seen)
             self._storages[address] = storage
         known.storage = storage
         storage.tensors += 1
@@ -359,7 +351,7 @@ class LiveTensors:
             return
         if address != known.storage.address or str(device) != known.storage.device:
             self._detach(known)
-            self._attach(known, found, -1)
+            self._attach(known, found)
             return
         if known.storage.sample is None:
             known.storage.sample = known

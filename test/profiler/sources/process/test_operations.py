@@ -383,7 +383,7 @@ def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTrack
         paused.set()
         go_on.wait(60)
 
-    thread = threading.Thread(target=lambda: tracker._recorder.sources.tensors.look(-1, pause))
+    thread = threading.Thread(target=lambda: tracker._recorder.sources.tensors.look(pause))
     thread.start()
     assert paused.wait(60)
     # WHEN an operation begins and ends meanwhile

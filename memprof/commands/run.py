@@ -22,14 +22,9 @@ def settings_flags(command: Command) -> Command:
             continue
         name, help = field.name, field.metadata["help"]
         flag = f"--{name.replace('_', '-')}"
-        kind: Any = type(field.default)
-        if kind is bool:
-            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=help)
-        else:
-            kind = click.Path() if kind is str else kind
-            checks = read_by(partial(settings.check, name, where=""), settings.SettingsError)
-            option = click.option(flag, name, type=kind, callback=checks, help=help)
-        command = option(command)
+        kind: Any = click.Path() if isinstance(field.default, str) else type(field.default)
+        checks = read_by(partial(settings.check, name, where=""), settings.SettingsError)
+        command = click.option(flag, name, type=kind, callback=checks, help=help)(command)
     return command
 
 
@@ -63,8 +58,7 @@ def run(command: tuple[str, ...], module: str | None, graphs: bool, **flags: Any
         raise click.UsageError(f"{names}: of the tracker, which --graphs runs without")
     environment = dict(os.environ)
     for name, value in given.items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        environment[settings.ENVIRONMENT_PREFIX + name.upper()] = text
+        environment[settings.ENVIRONMENT_PREFIX + name.upper()] = str(value)
     found = settings.configured(environment=environment)
     check_writable(os.path.join(found.settings.output_dir, "memory_profile.memprof"))
     if not found.settings.enabled and not graphs:

@@ -44,7 +44,7 @@ class TrackerRecorder:
         self.lock = ForkSafeLock()
         self.recording = False
         self.path: Path | None = None
-        self.sources = Sources(LiveTensors(settings.largest), scanned=settings.scan_at_start)
+        self.sources = Sources(LiveTensors(settings.largest))
         self.operations = OperationLog(self.sources, settings, clock, self.problem)
         self.operators = OperatorTable()
         self._clock = clock
@@ -93,8 +93,7 @@ class TrackerRecorder:
 
     def _look(self) -> None:
         self.sources.tensors.watch()
-        if self.settings.scan_at_start:
-            self.sources.tensors.scan()
+        self.sources.tensors.scan()
         self.operations.enabled = True
 
     def pause(self) -> None:
@@ -216,7 +215,7 @@ class TrackerRecorder:
             end_ns=self._clock(),
             lanes=lanes,
             pauses=list(self._metadata.pauses),
-            sources=described(self.sources, compiled=self._compiled or naming.anything_compiled()),
+            sources=described(compiled=self._compiled or naming.anything_compiled()),
             snapshots_taken=self._taken,
             snapshots_merged=sum(s.merged for s in self._snapshots),
             operations_seen=self.operations.seen,

@@ -5,7 +5,9 @@ Later wins: defaults < file < environment < arguments of a call or flags of the 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -56,11 +58,9 @@ class TrackerSettings:
     max_operations: Annotated[int, Meta(ge=KEPT_OPERATIONS[1], le=KEPT_OPERATIONS[2])] = _setting(
         KEPT_OPERATIONS[0], "How many operations are kept one by one."
     )
-    scan_at_start: bool = _setting(True, "Find the tensors that exist already.")
 
 
 _TYPES = get_type_hints(TrackerSettings, include_extras=True)
-MAX_FILE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,9 @@ class Configured:
 
 
 def toml_value(value: object) -> str:
-    """``value`` (bool, int, float or str) as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str):
-        return repr(value)
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else _escape(c) for c in escaped) + '"'
-
-
-def _escape(c: str) -> str:
-    return f"\\u{ord(c):04X}" if ord(c) < 0x10000 else f"\\U{ord(c):08X}"
+    """``value`` (bool, int, float or str) as TOML, which has JSON's escapes."""
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    return text.encode(errors="backslashreplace").decode()
 
 
 def find_file() -> Path | None:
@@ -92,8 +84,7 @@ def find_file() -> Path | None:
     of ``memprof.toml``, or ``pyproject.toml`` with a table ``[tool.memprof]``, in it or one above.
 
     Raises:
-        SettingsError: ``MEMPROF_CONFIG`` names no file, or a ``pyproject.toml`` that speaks of
-            memprof is no TOML.
+        SettingsError: ``MEMPROF_CONFIG`` names no file.
     """
     named = os.environ.get(_CONFIG_VARIABLE)
     if named:
@@ -106,33 +97,20 @@ def find_file() -> Path | None:
     except OSError:  # the working folder was removed
         return None
     for parent in (folder, *folder.parents):
-        try:
-            if (parent / FILE_NAME).is_file():
-                return parent / FILE_NAME
-            project = parent / "pyproject.toml"
-            if not project.is_file():
-                continue
-            # Most projects' files are not ours to judge, nor to wait for.
-            with project.open("rb") as file:
-                ours = b"memprof" in file.read()
-            if ours and table_in(read_toml(project), project) is not None:
+        own, project = parent / FILE_NAME, parent / "pyproject.toml"
+        with contextlib.suppress(OSError):  # a folder, or a file, that may not be looked into
+            if own.is_file():
+                return own
+            # Most projects' files are not ours to judge.
+            if project.is_file() and b"[tool.memprof]" in project.read_bytes():
                 return project
-        except OSError:  # a folder, or a file, that may not be looked into
-            continue
     return None
 
 
 def read_toml(path: Path) -> str:
-    """The text at ``path``; raises ``SettingsError`` if it cannot be read, is too long or not
-    UTF-8."""
+    """The text at ``path``; raises ``SettingsError`` if it cannot be read or is not UTF-8."""
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
-            raise SettingsError(f"{path}: no regular file")
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise SettingsError(f"{path}: longer than {MAX_FILE_BYTES:,} bytes, so it is not read")
-        return data.decode("utf-8").replace("\r\n", "\n")
+        return path.read_text(encoding="utf-8")
     except OSError as e:
         raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
     except UnicodeDecodeError as e:

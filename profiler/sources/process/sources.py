@@ -142,16 +142,14 @@ def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
 
 @dataclass(slots=True)
 class Sources:
-    """All that a tracker asks; ``scanned`` says whether tensors of before its start were looked
-    for."""
+    """All that a tracker asks."""
 
     tensors: LiveTensors
     process: ProcessMemory = field(default_factory=ProcessMemory)
     accelerators: Accelerators = field(default_factory=Accelerators)
-    scanned: bool = True
 
 
-def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
+def described(*, compiled: bool) -> tuple[FigureSource, ...]:
     """The sources as every record says them."""
     linux = sys.platform == "linux"
     # Name, whether it is used, what it sees, what it does not; and why it is not used.
@@ -162,8 +160,7 @@ def described(sources: Sources, *, compiled: bool) -> tuple[FigureSource, ...]:
             "storages that a live Python tensor refers to, each once: parameters, gradients, "
             "optimizer state, whatever a variable or container holds",
             "memory without a Python object: activations that eager autograd holds, workspaces, "
-            "what lives shorter than from one look to the next"
-            + ("" if sources.scanned else "; tensors made before the tracker started"),
+            "what lives shorter than from one look to the next",
             "",
         ),
         (

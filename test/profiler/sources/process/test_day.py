@@ -38,7 +38,6 @@ def test_24_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         interval=15.0,
         max_snapshots=200,
         max_operations=500,
-        scan_at_start=False,
     )
     tracker = MemoryTracker(settings, clock=clock)
     tracker.start(thread=False)

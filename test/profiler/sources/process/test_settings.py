@@ -43,19 +43,17 @@ def test_defaults() -> None:
 
 
 def test_later_places_win(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = '[memprof]\ninterval = 1\nlargest = 2\noutput_dir = "x"\nscan_at_start = false\n'
+    text = '[memprof]\ninterval = 1\nlargest = 2\noutput_dir = "x"\nenabled = false\n'
     (empty_folder / "memprof.toml").write_text(text)
     monkeypatch.setenv("MEMPROF_INTERVAL", "2.5")
     monkeypatch.setenv("MEMPROF_OUTPUT_DIR", "y")
     found = configured({"output_dir": Path("z"), "largest": None})
-    assert found.settings == TrackerSettings(
-        interval=2.5, largest=2, output_dir="z", scan_at_start=False
-    )
+    assert found.settings == TrackerSettings(interval=2.5, largest=2, output_dir="z", enabled=False)
     assert found.origin == {
         "interval": "MEMPROF_INTERVAL",
         "largest": str(empty_folder / "memprof.toml"),
         "output_dir": "argument",
-        "scan_at_start": str(empty_folder / "memprof.toml"),
+        "enabled": str(empty_folder / "memprof.toml"),
     }
 
 
@@ -99,7 +97,6 @@ def test_which_file_counts(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ),
         (f"x = {'[' * 50_000}", "not TOML"),
         (f"[memprof]\n{'x' * 100_000} = 1\n", "there is no setting 'xxxxx"),
-        ("#" * 300_000, "longer than 262,144 bytes"),
         ("[memprof]\nlargest = 1.5\n", "largest is 1.5: Expected `int`, got `float`"),
         ("[memprof]\nlargest = true\n", "largest is True: Expected `int`, got `bool`"),
         ("[memprof]\nenabled = 1\n", "enabled is 1: Expected `bool`, got `int`"),
@@ -174,50 +171,30 @@ def test_folders_and_projects_that_are_not_ours(
     monkeypatch.chdir(empty_folder)
     assert configured().settings.largest == 1
     # AND a project file that speaks of us is named
-    (empty_folder / "pyproject.toml").write_text("[tool.memprof\n")
+    (empty_folder / "pyproject.toml").write_text("[tool.memprof]\n[\n")
     with pytest.raises(SettingsError, match=r"pyproject\.toml: not TOML"):
         configured()
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"[project]\nname = 'theirs'\n" + b"#" * 300_000,
-        b"[project]\nauthors = [{name = 'Andr\xe9'}]\n",
-        b"\xff\xfe[\0p\0r\0o\0",
-        None,
-    ],
+    "content", [b"[project]\nauthors = [{name = 'Andr\xe9'}]\n", b"\xff\xfe[\0p\0r\0o\0"]
 )
-def test_projects_of_others_are_not_judged(
-    content: bytes | None, empty_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN a project file that is too long, no UTF-8, or cannot be read, beneath a file of ours
+def test_projects_of_others_are_not_judged(content: bytes, empty_folder: Path) -> None:
+    # GIVEN a project file that is no UTF-8, beneath a file of ours
     (empty_folder.parent / "memprof.toml").write_text("[memprof]\nlargest = 1\n")
     theirs = empty_folder / "pyproject.toml"
-    theirs.write_bytes(content or b"")
-    if content is None:
-        opened = Path.open
-
-        def refused(path: Path, *more: Any) -> Any:
-            if path == theirs:
-                raise PermissionError(13, "Permission denied", str(path))
-            return opened(path, *more)
-
-        monkeypatch.setattr(Path, "open", refused)
-    monkeypatch.setenv("MEMPROF_INTERVAL", "7")
-    found = configured().settings
-    assert (found.largest, found.interval) == (1, 7)
-    # AND one that speaks of us is, however long it is
-    if content is not None:
-        theirs.write_bytes(content + b"\n[tool.memprof]\n")
-        with pytest.raises(SettingsError, match=r"pyproject\.toml: (longer than|not TOML)"):
-            configured()
+    theirs.write_bytes(content)
+    assert configured().settings.largest == 1
+    # AND one that has a table of ours is
+    theirs.write_bytes(content + b"\n[tool.memprof]\n")
+    with pytest.raises(SettingsError, match=r"pyproject\.toml: not TOML"):
+        configured()
 
 
 @pytest.mark.parametrize("text", ["0", "false", "False", " 0 "])
 def test_false_in_variables(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("MEMPROF_SCAN_AT_START", text)
-    assert configured().settings.scan_at_start is False
+    monkeypatch.setenv("MEMPROF_ENABLED", text)
+    assert configured().settings.enabled is False
 
 
 @pytest.mark.parametrize("value", ["", 'a"b\\c', "é\n\t\x01", "😀", True, False, 3, 2.5])

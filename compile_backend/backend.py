@@ -131,7 +131,7 @@ def _compile(
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedBackwardIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
-        backward_compiler = BackwardCompiler(backend, (rest, mode))
+        backward_compiler = BackwardCompiler(backend)
 
         def run(*args: Any) -> Any:
             backward_compiler.switch_on()

@@ -6,14 +6,14 @@ A backend is asked to compile a forward; the backward comes later, from code tha
 sees. So the first *call* of a function that was compiled with the option switches compiled
 autograd on, for every backward of the process, until ``torch._dynamo.reset()``, but not inside
 ``memprof.compiled_autograd.disable()``. A backward may go through several functions, and the engine
-has one compiler: the options of the first one called count. The ledger says whose were not taken,
-and which backward could not be captured and runs in the normal engine.
+has one compiler: the options of the first one called count. The ledger says which backward could
+not be captured and runs in the normal engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,31 +33,20 @@ Backend = Callable[[GraphModule, Sequence[Any], CapturedBackwardIO], Callable[..
 
 @dataclass(eq=False, repr=False)
 class BackwardCompiler:
-    """Compiles captured backwards with one set of options; ``options`` are those of the backend,
-    and its mode, for comparison."""
+    """Compiles captured backwards with one set of options, which ``backend`` has."""
 
     backend: Backend
-    options: tuple[dict[str, Any], str | None]
-    _compared: BackwardCompiler | None = field(default=None, init=False)
 
     def switch_on(self) -> None:
         """Capture backwards from here on, unless something else does or nothing shall."""
         # CPU scalars of a GPU graph go to the GPU whether or not it becomes a CUDA graph: where
         # one stays, Inductor's code asks for its item(), which at a first call fails for a
         # number that autograd has wrapped (torch 2.11).
-        if compiled_autograd.turn_on(
+        switched = compiled_autograd.turn_on(
             self.compile, cuda_graphs=True, on_unsupported=self._unsupported
-        ):
-            if _LISTENER not in _LOG.listeners:
-                _LOG.listeners.append(_LISTENER)
-            _in_force[:] = [self]
-        elif _in_force and _in_force[0] is not self._compared:
-            self._compared = _in_force[0]
-            if self._compared.options != self.options:
-                theirs, ours = _in_words(self._compared.options), _in_words(self.options)
-                what = "captured backwards are compiled with the options of the function called"
-                text = f"{what} first, {theirs}, and not with {ours}"
-                RUNTIME.ledger.add(LedgerKind.COMPILED, None, text)
+        )
+        if switched and _LISTENER not in _LOG.listeners:
+            _LOG.listeners.append(_LISTENER)
 
     def compile(self, captured: GraphModule) -> Callable[..., Any]:
         """Compile a captured backward into the callable that the engine runs for it.
@@ -88,12 +77,6 @@ class BackwardCompiler:
         )
 
 
-def _in_words(options: tuple[dict[str, Any], str | None]) -> str:
-    given, mode = options
-    words = [f"{name}={value!r}" for name, value in sorted(given.items())]
-    return ", ".join([*([f"mode={mode!r}"] if mode else []), *words]) or "none"
-
-
 def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """``options`` for the captured backward, which is not to switch on anything itself."""
     return {
@@ -121,15 +104,12 @@ def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:
 
 _LISTENER = compiled_autograd.Listener(_captured, _ran)
 _LOG = compiled_autograd.AutogradCompilerInstance.log
-_in_force: list[BackwardCompiler] = []
-"""The compiler whose options count for all backwards."""
 
 
 @on_reset
 def switch_off() -> None:
     """Stop capturing backwards, and forget the forwards: ``torch._dynamo.reset()`` was called."""
     compiled_autograd.turn_off()
-    _in_force.clear()
     FORWARDS.clear()
     NAMES.clear()
     if _LISTENER in _LOG.listeners:

@@ -48,8 +48,6 @@ class CapturedBackward(Signature):
     Attributes:
         graph: the captured graph after the passes; it takes the five lists of
             ``nodes.PLACEHOLDERS``.
-        capture_ns: time from the engine's first call to the finished graph, compiler excluded,
-            nanoseconds.
         used_sizes: indices of the lifted sizes that the graph reads.
         inputs_to_cuda: indices of inputs that the graph expects on a GPU, and which.
         reason: why no earlier graph could be used.
@@ -59,7 +57,6 @@ class CapturedBackward(Signature):
     """
 
     graph: GraphModule
-    capture_ns: int
     used_sizes: tuple[int, ...]
     inputs_to_cuda: dict[int, torch.device]
     reason: str = ""

@@ -18,7 +18,6 @@ the factory given to ``set_autograd_compiler`` and calls, on that object,
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,7 +94,6 @@ class AutogradCompilerInstance:
         self._left_dynamo = True
         self._capturing = contextlib.ExitStack()
         THREAD.being_captured = True
-        self._started_ns = time.perf_counter_ns()
         begun = self._capturing.enter_context(_torch_compat.new_capture())
         self.id, self._compile_context = begun
         self._tracer = tracer = GraphTracer()
@@ -143,7 +141,6 @@ class AutogradCompilerInstance:
                 calls=tuple(self._calls),
                 shapes=tuple(self._shapes),
                 sizes=tuple(self._sizes),
-                capture_ns=time.perf_counter_ns() - self._started_ns,
                 used_sizes=used_sizes,
                 inputs_to_cuda=to_cuda,
                 disagreements=self._aot.disagreements,

@@ -165,20 +165,6 @@ def test_disable_wins_and_reset_switches_off() -> None:
     model(x).sum().backward()
 
 
-@pytest.mark.zero_kernels
-def test_the_first_function_called_decides_how_backwards_are_compiled() -> None:
-    first, second = compiled(Model()), compiled(Model(), observe_runs=1)
-    x = torch.randn(8, 16)
-    with memprof.profile() as session:
-        for _ in range(2):
-            (first(x).sum() + second(x).sum()).backward()
-    reasons = [e.reason for e in session.profile().ledger if "called first" in e.reason]
-    assert reasons == [
-        "captured backwards are compiled with the options of the function called first, "
-        "graphs=False, and not with graphs=False, observe_runs=1"
-    ]
-
-
 @pytest.mark.parametrize(("dynamic", "captures"), [(True, 2), (None, 3), (False, 3)])
 def test_batch_sizes_that_change(dynamic: bool | None, captures: int) -> None:
     """GIVEN batches of three sizes, twice WHEN compiled with each ``dynamic`` THEN gradients are

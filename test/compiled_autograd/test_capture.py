@@ -42,7 +42,6 @@ def test_a_plain_backward() -> None:
     (found,) = ca.capture(lambda: model(X).sum().backward())
     assert same(gradients(list(model.parameters())), wanted)
     assert found.reason == "the first capture"
-    assert found.capture_ns > 0
     origins = found.origins
     assert origins["sum_backward0"] == NodeOrigin("SumBackward0", 1)
     assert {o.autograd_node for o in origins.values()} >= {"AddmmBackward0", "ReluBackward0"}

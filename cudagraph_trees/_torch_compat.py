@@ -368,6 +368,20 @@ raw_delete: Callable[[int], None] = bind("_cuda_cudaCachingAllocator_raw_delete"
 history_enabled: Callable[[], bool] = bind("_cuda_isHistoryEnabled")
 
 
+@contextlib.contextmanager
+def allocator_history() -> Iterator[None]:
+    """Within it the caching allocator keeps the Python lines that allocate, unless the user has
+    switched a history on, which goes on as it was."""
+    theirs = history_enabled()
+    if not theirs:
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python")
+    try:
+        yield
+    finally:
+        if not theirs:
+            torch.cuda.memory._record_memory_history(None)
+
+
 def register_generators(graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator]) -> None:
     """Tell ``graph``, before its capture, what it draws from besides the default generator; torch
     2.14 and later find that out for themselves."""

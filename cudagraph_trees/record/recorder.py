@@ -35,7 +35,6 @@ from memprof.profiler.model import LedgerKind
 from memprof.profiler.support.thread_activity import activity
 
 from .. import _torch_compat as compat
-from ..device.allocator_history import allocator_history
 from ..device.capture_lock import capturing
 from ..device.protocol import Input, Output
 from ..explain.ledger import measure
@@ -244,7 +243,7 @@ class GraphRecorder:
         """Within it the allocator keeps the lines that allocate, if somebody may want them."""
         failed = function.state.failures > 0
         wanted = failed or function.options["cudagraph_trees_history_recording"]
-        return allocator_history() if wanted else nullcontext()
+        return compat.allocator_history() if wanted else nullcontext()
 
     # ---- running without a graph
 

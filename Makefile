@@ -135,8 +135,9 @@ test-serving: ## published memory of both engines beside what the simulated devi
 test-engine: $(SERVING_STAMP) ## that of one engine: ENGINE=vllm or sglang
 	$(SERVING_VENV)/bin/python benchmarks/serving.py $(ENGINE) $(ARGS)
 
-fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: ARGS='--operations 100000 --seed 0'
-	cd test && SIMGPU_VALUES=1 TORCH=$(SIMGPU_TORCH) $(abspath $(SIMGPU))/run.sh $(abspath $(SIMGPU_VENV))/bin/python -m cudagraph_trees.fuzz $(ARGS)
+fuzz-trees: export FUZZ_EXAMPLES ?= 500
+fuzz-trees: $(SIMGPU_STAMP) ## random programs on the graph trees: FUZZ_EXAMPLES=500 ARGS='--hypothesis-seed=0'
+	SIMGPU_VALUES=1 $(SIMGPU_PY) -m pytest -q -m simgpu test/cudagraph_trees/test_model.py $(ARGS)
 
 dist: $(STAMP) ## wheel and sdist of torch-memprof, in dist
 	rm -rf dist

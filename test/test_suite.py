@@ -19,7 +19,7 @@ MAY_READ_A_CLOCK = {
 }
 LIMITS = {"deadline", "timeout"}
 # Commands that run for as long as they are told to, or print how far they are.
-TOOLS = {"fuzz.py", "fuzz"}
+TOOLS = {"fuzz"}
 
 
 def judged_by_the_clock(path: Path) -> Iterator[str]:

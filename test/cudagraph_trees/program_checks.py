@@ -47,7 +47,6 @@ def check_values(machine: Machine) -> list[tuple[int, Held]]:
             assert not h.kept, "a tensor was given up that should be kept"
             continue
         if machine.values:
-            machine.oracles += 1
             assert torch.equal(value, h.mirror), f"wrong value, {h.step=} {machine.step=}"
         valid.append((address, h))
     own: list[Tensor] = [*machine.training.gradients()]
@@ -64,7 +63,6 @@ def check_values(machine: Machine) -> list[tuple[int, Held]]:
     )
     for (_, end, a), (begin, _, b) in itertools.pairwise(spans):
         assert a == b or end <= begin, "live tensors overlap"
-    machine.oracles += 1
     return valid
 
 
@@ -80,7 +78,6 @@ def check_liveness(machine: Machine, valid: list[tuple[int, Held]]) -> None:
     held = {address for address, h in valid if h.mirror.numel()}
     lost = dead & held
     assert not lost, "the trees take for dead what the program holds"
-    machine.oracles += 1
     if machine.garbage or machine.training.pending:
         return
     held |= {t.untyped_storage().data_ptr() for t in machine.parts() if t.numel()}
@@ -113,7 +110,6 @@ def check_books(machine: Machine) -> None:
     known = {r.address for r in node.path_live_weakrefs()}
     lost = manager.pool.live_addresses() - known
     assert not lost, f"{len(lost)} blocks of the pool are live and nobody knows them"
-    machine.oracles += 1
 
 
 class Leftovers:

@@ -415,7 +415,6 @@ class Training:
     def _euler(self, x: Tensor, g: Tensor, total: float, what: str) -> None:
         if not self.machine.values:
             return
-        self.machine.oracles += 1
         with torch.no_grad():
             products = x.double() * g.double()
             found, scale = products.sum().item(), products.abs().sum().item()

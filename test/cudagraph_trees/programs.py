@@ -18,8 +18,7 @@ too. What must be true after every operation:
 * held tensors share memory only where their mirrors do;
 * in the end nothing is left: no block, no pool, no graph.
 
-``fuzz`` runs many of them, from a seed, some twice, some without graphs: that must come to the
-same (``Machine.notes``). ``make fuzz-trees``.
+``test_model`` draws them.
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ class Machine:
         held: what the program holds.
         notes: what every call and step came to; the same for the same program and seed.
         replays: calls that were replays: programs without are no test of trees.
-        oracles: how many comparisons were made.
     """
 
     def __init__(
@@ -176,7 +174,6 @@ class Machine:
         self.script: list[tuple[Callable[[int], None], int]] = []
         self.notes: list[Note] = []
         self.replays = 0
-        self.oracles = 0
 
     # ---- functions
 

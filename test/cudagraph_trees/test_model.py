@@ -1,10 +1,14 @@
 """Random programs against a simple reference: see ``programs``.
 
-Hypothesis drives few of them here and shrinks one that fails to the operations that matter;
-``make fuzz-trees`` runs as many as one likes, from a seed.
+Hypothesis shrinks one that fails to the operations that matter. Few are run here;
+``make fuzz-trees`` runs ``FUZZ_EXAMPLES`` others for each setting, and each once more without
+graphs, which must come to the same (``Machine.notes``).
 """
 
 from __future__ import annotations
+
+import os
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,10 +22,11 @@ pytestmark = pytest.mark.simgpu
 OPERATION = st.tuples(st.integers(0, 1 << 10), st.integers(0, 1 << 16))
 PROGRAM = st.lists(OPERATION, min_size=10, max_size=80)
 
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 MODEL = settings(
-    max_examples=8,
+    max_examples=EXAMPLES or 8,
     suppress_health_check=list(HealthCheck),
-    derandomize=True,
+    derandomize=not EXAMPLES,
     database=None,
 )
 
@@ -35,6 +40,16 @@ def test_random_programs(outputs: str, marks: bool) -> None:
     def test(program: programs.Program) -> None:
         machine = programs.run(program, outputs, marks=marks, values=VALUES)
         replays.append(machine.replays)
+        if EXAMPLES:
+            run = partial(
+                programs.run,
+                program,
+                outputs,
+                marks=marks,
+                values=VALUES,
+                without=["an interrupt"],  # as only graphs are interrupted
+            )
+            programs.compare(run().notes, run(graphs=False).notes)
 
     replays: list[int] = []
     test()

@@ -1,1 +1,1 @@
-"""What random programs (``trees.fuzz``) have found: one minimal program a test."""
+"""What random programs (``make fuzz-trees``) have found: one minimal program a test."""

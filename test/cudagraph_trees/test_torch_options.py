@@ -16,7 +16,7 @@ from torch._inductor import config
 
 from memprof.cudagraph_trees import torch_options
 from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
-from memprof.cudagraph_trees.torch_options import AT_COMPILATION, DECISIONS, HONOURED, TreeOptions
+from memprof.cudagraph_trees.torch_options import AT_COMPILATION, TreeOptions
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, manager, next_step, no_manager, pool_segments, same
@@ -32,33 +32,27 @@ def _torchs_options() -> set[str]:
     return {n for n in names if "cudagraph" in n.lower() or "cuda_graph" in n.lower()}
 
 
+def _decisions() -> dict[str, str]:
+    """What docs/options.md says becomes of each option."""
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    verdicts = "honoured|always so|left to the compiler|concerns something else"
+    return dict(
+        re.findall(rf"^\| `([\w.]+)` \| 2\.1[1-5] \| ({verdicts}) \| .+ \|$", page, re.MULTILINE)
+    )
+
+
 def test_every_option_of_this_torch_is_decided_about() -> None:
     # A name that is missing: look what torch does with it, do that or refuse it, and say so in
-    # ``DECISIONS``.
-    assert _torchs_options() - DECISIONS.keys() == set()
+    # docs/options.md.
+    assert _torchs_options() - _decisions().keys() == set()
     assert len(_torchs_options()) >= 20
-
-
-def test_every_option_has_a_row_in_the_documentation() -> None:
-    words = {
-        "these trees do what it says": "honoured",
-        "these trees do that in any case": "always so",
-        "it tells Inductor": "left to the compiler",
-        "it concerns something else": "concerns something else",
-    }
-    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| 2\.1[1-5] \| ([a-z ]+) \| .+ \|$", page, re.MULTILINE)
-    assert dict(rows) == {
-        name: next(word for start, word in words.items() if verdict.startswith(start))
-        for name, (verdict, _) in DECISIONS.items()
-    }
 
 
 def test_what_is_honoured_is_read() -> None:
     read = {"cudagraph_trees"}  # where nothing is compiled for a tree yet
     for path in Path(torch_options.__file__).parent.rglob("*.py"):
         read |= set(re.findall(r'(?:options|self)\["(\w*cudagraph\w*)"\]', path.read_text()))
-    honoured = set(HONOURED)
+    honoured = {name for name, verdict in _decisions().items() if verdict == "honoured"}
     assert {f"triton.{n}" for n in read} == honoured
 
 

@@ -27,15 +27,14 @@ __all__ = [
     "MemoryProfile",
     "MemoryProfileTimeline",
     "OpTree",
-    "PeakReport",
     "SchemaMatcher",
     "SizeMap",
     "TensorKey",
+    "data_flow_device",
     "export_timeline",
     "extract_gradients",
     "extract_parameters",
     "get_scopes",
-    "peak_report",
     "profile_memory",
 ]
 

@@ -68,13 +68,10 @@ from .sources.trace import (
     DataFlowProfile as DataFlowProfile,
 )
 from .sources.trace import (
-    PeakReport as PeakReport,
-)
-from .sources.trace import (
     data_flow_columns,
 )
 from .sources.trace import (
-    peak_report as peak_report,
+    data_flow_device as data_flow_device,
 )
 from .sources.trace import (
     profile_memory as profile_memory,

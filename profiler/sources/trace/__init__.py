@@ -7,6 +7,5 @@ from __future__ import annotations
 
 from .profile import DataFlowProfile as DataFlowProfile
 from .profile import profile_memory as profile_memory
-from .to_model import PeakReport as PeakReport
 from .to_model import data_flow_columns as data_flow_columns
-from .to_model import peak_report as peak_report
+from .to_model import data_flow_device as data_flow_device

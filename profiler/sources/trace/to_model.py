@@ -11,12 +11,11 @@ version is that of the last write before t.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from memprof.profiler.live.attribution import Breakdown, View, data_flow_breakdown
 from memprof.profiler.model import (
     Category,
     DataFlowColumns,
@@ -239,9 +238,21 @@ def storages_at(
     for row in rows:
         category = profile.category(row, versions[row])
         # One of the backward's nodes begins in its life.
-        born, died = np.searchsorted(backward, profile.storages.life(row))
+        life = profile.storages.life(row)
+        born, died = np.searchsorted(backward, life)
         awaited = category is Category.ACTIVATION and bool(born < died)
-        out.append(_described(profile, row, category, lines, origin, awaited))
+        known = int(profile.storages.created[row]) >= 0
+        storage = DataFlowStorage(
+            nbytes=int(profile.storages.size[row]),
+            category=category,
+            op=profile.operator(row),
+            module=profile.module(row),
+            frame=lines.get(row),
+            created_ns=life[0] - origin if known else None,
+            awaited=awaited,
+            why=profile.why_unknown(row) if category is Category.UNKNOWN else "",
+        )
+        out.append(storage)
     return out
 
 
@@ -257,75 +268,3 @@ def frames(profile: DataFlowProfile, storages: Iterable[int]) -> dict[int, Sourc
     for event, frame in frames_of_events(profile.columns, set(events)).items():
         out.update(dict.fromkeys(events[event], frame))
     return out
-
-
-def _described(
-    profile: DataFlowProfile,
-    row: int,
-    category: Category,
-    lines: Mapping[int, SourceFrame],
-    origin: int,
-    awaited: bool = False,
-) -> DataFlowStorage:
-    """A storage, whose category changes with time."""
-    known = int(profile.storages.created[row]) >= 0
-    return DataFlowStorage(
-        nbytes=int(profile.storages.size[row]),
-        category=category,
-        op=profile.operator(row),
-        module=profile.module(row),
-        frame=lines.get(row),
-        created_ns=profile.storages.life(row)[0] - origin if known else None,
-        awaited=awaited,
-        why=profile.why_unknown(row) if category is Category.UNKNOWN else "",
-    )
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PeakReport:
-    """The peak of one device.
-
-    Attributes:
-        device: its live bytes over time, what is live at the peak, and what the allocator held.
-        time_ns: of the peak, since the epoch; 0 where nothing was ever live.
-        nbytes: live bytes then.
-        categories, modules, operators, lines: the live bytes by each.
-        saved: largest activations that wait for the backward at that time.
-    """
-
-    device: DataFlowDevice
-    time_ns: int
-    nbytes: int
-    categories: Breakdown
-    modules: Breakdown
-    operators: Breakdown
-    lines: Breakdown
-    saved: list[DataFlowStorage]
-
-    def __repr__(self) -> str:
-        return f"<PeakReport: {self.nbytes:,} bytes on {self.device.device}>"
-
-
-def peak_report(profile: DataFlowProfile, device: str, *, largest: int = 10) -> PeakReport:
-    """Report of what is live at the peak of a device, and why.
-
-    Args:
-        profile: from ``profile_memory``.
-        device: e.g. ``cpu`` or ``cuda:0``.
-        largest: how many saved activations to list.
-
-    Raises:
-        ValueError: nothing in the trace is on that device.
-    """
-    found = data_flow_device(profile, device)
-    at = found.peak
-    return PeakReport(
-        device=found,
-        time_ns=0 if at is None else found.time_ns[at],
-        nbytes=0 if at is None else found.bytes_at(at),
-        categories=data_flow_breakdown(found.live, View.CATEGORY),
-        modules=data_flow_breakdown(found.live, View.MODULE),
-        operators=data_flow_breakdown(found.live, View.NODE),
-        lines=data_flow_breakdown(found.live, View.LINE),
-        saved=[s for s in found.live if s.awaited][:largest],
-    )

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from memprof.profiler import DataFlowProfile, data_flow_device
+from memprof.profiler.live.attribution import Breakdown, View, data_flow_breakdown
+
 
 @dataclass
 class Case:
@@ -86,6 +89,11 @@ def profiled(**kw: Any) -> torch.profiler.profile:
         with_stack=True,
         **kw,
     )
+
+
+def at_peak(profile: DataFlowProfile, device: str, view: View = View.CATEGORY) -> Breakdown:
+    """What is live at the peak of a device."""
+    return data_flow_breakdown(data_flow_device(profile, device).live, view)
 
 
 def train(case: Case, opt: torch.optim.Optimizer, steps: int, model: Any = None) -> None:

@@ -21,13 +21,12 @@ from memprof.profiler import (
     MemoryProfile,
     MemoryProfileTimeline,
     export_timeline,
-    peak_report,
     profile_memory,
 )
 from memprof.profiler.sources.trace.to_model import by_category, data_flow_columns
 from memprof.profiler.support.errors import ProfileNotWritableError
 
-from .models import profile_training, profiled
+from .models import at_peak, profile_training, profiled
 from .perfetto_wasm import query
 
 if TYPE_CHECKING:
@@ -135,8 +134,7 @@ def test_the_page_of_a_trace_shows_its_peak_in_a_browser(
     export_timeline(profile, tmp_path / "a.html", "cpu")
     open_file(page, tmp_path / "a.html")
     text = page.inner_text("body")
-    report = peak_report(profile, "cpu")
-    for share in report.categories.parts:
+    for share in at_peak(profile, "cpu").parts:
         assert share.key.replace("_", " ") in text
     assert "aten::" in text
     assert "0.layers.0" in text
@@ -154,7 +152,7 @@ def test_counters_open_in_perfettos_trace_processor(
     )
     (cpu,) = data_flow_columns(profile, points=sys.maxsize).devices
     most = {f"data flow cpu {c.label} bytes": max(column) for c, column in cpu.bytes.items()}
-    most["data flow cpu live bytes"] = peak_report(profile, "cpu").nbytes
+    most["data flow cpu live bytes"] = at_peak(profile, "cpu").total
     assert {name: int(value) for name, value in rows} == most
 
 

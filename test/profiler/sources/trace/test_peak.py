@@ -6,11 +6,12 @@ import inspect
 
 import torch
 
-from memprof.profiler import peak_report, profile_memory
+from memprof.profiler import data_flow_device, profile_memory
+from memprof.profiler.live.attribution import View
 from memprof.profiler.model import Category
 from memprof.profiler.sources.trace.to_model import by_category, storages_at
 
-from .models import mlp, optimizer, profiled, train
+from .models import at_peak, mlp, optimizer, profiled, train
 
 
 def test_shares_add_up_and_agree_with_the_timeline() -> None:
@@ -19,13 +20,14 @@ def test_shares_add_up_and_agree_with_the_timeline() -> None:
     with profiled() as prof:
         train(case, opt, 2)
     profile = profile_memory(prof)
-    report = peak_report(profile, "cpu")
-    for view in (report.categories, report.modules, report.operators, report.lines):
-        assert view.attributed + view.unattributed == view.total == report.nbytes
-        assert sum(s.nbytes for s in (*view.parts, *view.remainder)) == report.nbytes
+    nbytes = at_peak(profile, "cpu").total
+    for view in (View.CATEGORY, View.MODULE, View.NODE, View.LINE):
+        found = at_peak(profile, "cpu", view)
+        assert found.attributed + found.unattributed == found.total == nbytes
+        assert sum(s.nbytes for s in (*found.parts, *found.remainder)) == nbytes
     # The same peak, found from the changes instead of from lifetimes
     table = by_category(profile, "cpu")
-    assert int(table.totals.max()) == report.nbytes
+    assert int(table.totals.max()) == nbytes
     # AND at every time, not only there
     for i in range(0, len(table.time), max(1, len(table.time) // 50)):
         live = storages_at(profile, 0, int(table.time[i]))
@@ -39,9 +41,9 @@ def test_the_largest_saved_activations_have_module_operator_and_line() -> None:
         loss = case.model(x).sum()
         line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
         loss.backward()
-    report = peak_report(profile_memory(prof, modules=case.model), "cpu")
+    device = data_flow_device(profile_memory(prof, modules=case.model), "cpu")
     # THEN the output of the first ReLU is first: the second one's is released by the peak
-    largest = report.saved[0]
+    largest = next(s for s in device.live if s.awaited)
     assert (largest.nbytes, largest.module, largest.op) == (
         1024 * 128 * 4,
         "1",

@@ -7,11 +7,11 @@ import time
 
 import msgspec
 
-from memprof.profiler import peak_report, profile_memory
+from memprof.profiler import profile_memory
 from memprof.profiler.model import Category, DataFlowColumns
 from memprof.profiler.sources.trace import data_flow_columns
 
-from .models import mlp, optimizer, profiled, train
+from .models import at_peak, mlp, optimizer, profiled, train
 
 
 def test_columns_are_the_profile_on_the_clock_of_calls() -> None:
@@ -23,7 +23,7 @@ def test_columns_are_the_profile_on_the_clock_of_calls() -> None:
         train(case, opt, 2)
     after = time.perf_counter_ns()
     profile = profile_memory(prof, modules=case.model, optimizers=opt)
-    report = peak_report(profile, "cpu")
+    found = at_peak(profile, "cpu")
 
     # The largest of several: this process may have to wait between the two readings.
     origin = max(time.time_ns() - time.perf_counter_ns() for _ in range(20))
@@ -33,18 +33,16 @@ def test_columns_are_the_profile_on_the_clock_of_calls() -> None:
     assert device.device == "cpu"
     assert all(a < b for a, b in zip(device.time_ns, device.time_ns[1:], strict=False))
     assert before - 10**7 < device.time_ns[0] < device.time_ns[-1] < after + 10**7
-    # the peak and what is live then are the report's,
+    # the peak and what is live then are the profile's,
     assert device.peak is not None
-    assert device.bytes_at(device.peak) == report.nbytes
-    assert sum(s.nbytes for s in device.live) == report.nbytes
-    at_peak = {c.value: column[device.peak] for c, column in device.bytes.items()}
-    assert {k: v for k, v in at_peak.items() if v} == {
-        s.key: s.nbytes for s in report.categories.parts
-    }
+    assert device.bytes_at(device.peak) == found.total
+    assert sum(s.nbytes for s in device.live) == found.total
+    by_name = {c.value: column[device.peak] for c, column in device.bytes.items()}
+    assert {k: v for k, v in by_name.items() if v} == {s.key: s.nbytes for s in found.parts}
     live: dict[str, int] = {}
     for s in device.live:
         live[s.category.value] = live.get(s.category.value, 0) + s.nbytes
-    assert live == {s.key: s.nbytes for s in report.categories.parts}
+    assert live == {s.key: s.nbytes for s in found.parts}
     assert [s.nbytes for s in device.live] == sorted((s.nbytes for s in device.live), reverse=True)
     # what was there before has no time, what was made has one, an operator and a line,
     assert {s.category for s in device.live if s.created_ns is None} == {

@@ -21,7 +21,7 @@ from rendering import render_text
 
 import memprof.profiler as ours
 from memprof.profiler.model import Category, Profile
-from memprof.profiler.sources.trace import peak_report, profile_memory
+from memprof.profiler.sources.trace import data_flow_device, profile_memory
 from memprof.profiler.sources.trace.categories import CATEGORIES, ORDER
 from memprof.profiler.sources.trace.to_model import (
     by_category,
@@ -43,7 +43,7 @@ from .fake_trace import (
     node,
     op,
 )
-from .models import mlp, optimizer, profiled, train
+from .models import at_peak, mlp, optimizer, profiled, train
 
 
 def entries(profile: ours.DataFlowProfile) -> list[tuple[str, int, int]]:
@@ -61,7 +61,7 @@ def test_an_empty_trace() -> None:
     assert len(profile.graph) == 0
     assert profile.devices == []
     with pytest.raises(ValueError, match="no memory events"):
-        peak_report(profile, "cpu")
+        data_flow_device(profile, "cpu")
 
 
 def test_what_is_no_result_is_named() -> None:
@@ -80,7 +80,7 @@ def test_an_unknown_device_is_answered_with_the_known() -> None:
     with profiled() as prof:
         torch.ones(3)
     with pytest.raises(ValueError, match=r"nothing in this trace is on 'cuda:7'; it has \['cpu'\]"):
-        peak_report(profile_memory(prof), "cuda:7")
+        data_flow_device(profile_memory(prof), "cuda:7")
 
 
 def test_a_trace_that_begins_in_the_backward() -> None:
@@ -92,10 +92,10 @@ def test_a_trace_that_begins_in_the_backward() -> None:
         loss.backward()
         opt.step()
     profile = profile_memory(prof, modules=case.model, optimizers=opt)
-    report = peak_report(profile, "cpu")
-    assert report.categories.attributed == report.nbytes > 0
+    found = at_peak(profile, "cpu")
+    assert found.attributed == found.total > 0
     parameters = sum(p.nbytes for p in case.model.parameters())
-    assert {s.key: s.nbytes for s in report.categories.parts}["parameter"] == parameters
+    assert {s.key: s.nbytes for s in found.parts}["parameter"] == parameters
 
 
 def test_a_trace_that_ends_in_the_forward() -> None:
@@ -103,9 +103,9 @@ def test_a_trace_that_ends_in_the_forward() -> None:
     x = case.batch()
     with profiled() as prof:
         loss = case.loss(case.model, x)
-    report = peak_report(profile_memory(prof), "cpu")
+    found = at_peak(profile_memory(prof), "cpu")
     # THEN what the forward leaves behind is activations, and the batch an input
-    by_name = {s.key: s.nbytes for s in report.categories.parts}
+    by_name = {s.key: s.nbytes for s in found.parts}
     assert by_name["activation"] >= 16 * (128 + 64 + 10) * 4
     assert by_name["input"] == x.nbytes
     assert by_name["parameter"] == sum(p.nbytes for p in case.model.parameters())
@@ -116,10 +116,10 @@ def test_forward_only_without_gradients() -> None:
     case = mlp()
     with torch.no_grad(), profiled() as prof:
         case.model(case.batch())
-    report = peak_report(profile_memory(prof), "cpu")
-    by_name = {s.key: s.nbytes for s in report.categories.parts}
+    found = at_peak(profile_memory(prof), "cpu")
+    by_name = {s.key: s.nbytes for s in found.parts}
     assert by_name["parameter"] == sum(p.nbytes for p in case.model.parameters())
-    assert not report.categories.remainder
+    assert not found.remainder
 
 
 def test_zero_size_tensors() -> None:
@@ -127,7 +127,7 @@ def test_zero_size_tensors() -> None:
     with profiled() as prof:
         torch.cat([empty, torch.ones(2, 5)]) + torch.empty(0, 5).sum()
     profile = profile_memory(prof)
-    assert peak_report(profile, "cpu").nbytes < 1000
+    assert at_peak(profile, "cpu").total < 1000
     assert (profile.storages.size >= 0).all()
 
 
@@ -153,8 +153,7 @@ def freed_before_and_after_the_trace() -> None:
         kept = before * 2
         del before
     profile = profile_memory(prof)
-    report = peak_report(profile, "cpu")
-    assert report.nbytes >= 8192
+    assert at_peak(profile, "cpu").total >= 8192
     table = by_category(profile, "cpu")
     assert (table.bytes >= 0).all()
     # The CPU allocator does not report the release of what it did not see allocated, so
@@ -197,7 +196,7 @@ def test_several_threads() -> None:
         assert (by_category(profile, "cpu").bytes.sum(axis=1) >= 0).all()
         return
     assert profile.devices == []
-    for view in (peak_report, by_category):
+    for view in (data_flow_device, by_category):
         with pytest.raises(ValueError, match="it has no memory events, so its peak is not known"):
             view(profile, "cpu")
     flow = data_flow_columns(profile)
@@ -244,12 +243,12 @@ class TestContradictions:
             )
         )
         assert profile.devices == ["cpu", "cuda:0", "cuda:1"]
-        peaks = {d: peak_report(profile, d) for d in profile.devices}
-        assert {d: r.nbytes for d, r in peaks.items()} == {"cpu": 16, "cuda:0": 512, "cuda:1": 1024}
+        peaks = {d: at_peak(profile, d).total for d in profile.devices}
+        assert peaks == {"cpu": 16, "cuda:0": 512, "cuda:1": 1024}
         # THEN what the allocator says of itself is reported, where there is one
-        assert peaks["cpu"].device.reserved is None
-        assert peaks["cuda:1"].device.reserved == 4096
-        assert peaks["cuda:1"].device.allocated == 1000
+        cpu, _, gpu = data_flow_columns(profile).devices
+        assert cpu.reserved is None
+        assert (gpu.reserved, gpu.allocated) == (4096, 1000)
 
     def test_storages_without_a_tensor(self) -> None:
         # GIVEN scratch within an operator, a release without an allocation, and an address
@@ -279,8 +278,7 @@ class TestContradictions:
             ("DESTROY", -1, 10),
         ]
         assert profile.category(profile.storages.keys) is Category.TEMPORARY
-        report = peak_report(profile, "cpu")
-        assert report.categories.unattributed == 50 + 2 * 16
+        assert at_peak(profile, "cpu").unattributed == 50 + 2 * 16
 
     def test_what_another_thread_releases_is_released_in_order_of_time(self) -> None:
         # GIVEN a range around all of one thread, and another that releases memory of the first
@@ -347,7 +345,7 @@ class TestContradictions:
         profile = profile_memory(Result(read, alloc(64, 8, 2, 2, "cuda:0", start=begin + 7)))
         # THEN it is there from the beginning of the trace, not from 1969
         assert by_category(profile, "cpu").time.tolist() == [begin]
-        assert peak_report(profile, "cpu").time_ns == begin
+        assert data_flow_device(profile, "cpu").time_ns == [begin]
         (cpu, _) = data_flow_columns(profile, begin).devices
         assert (cpu.time_ns, cpu.live[0].created_ns) == ([0], None)
 

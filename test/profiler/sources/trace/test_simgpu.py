@@ -7,10 +7,11 @@ import gc
 import pytest
 import torch
 
-from memprof.profiler import MemoryProfile, peak_report, profile_memory
+from memprof.profiler import MemoryProfile, data_flow_device, profile_memory
+from memprof.profiler.live.attribution import View
 from memprof.profiler.sources.trace.to_model import by_category, data_flow_columns
 
-from .models import mlp, optimizer, profiled, train
+from .models import at_peak, mlp, optimizer, profiled, train
 from .test_equality import categories, nodes, nodes_of_columns, timeline
 
 pytestmark = pytest.mark.simgpu
@@ -43,17 +44,17 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
 
     profile = profile_memory(prof, modules=case.model, optimizers=opt)
     assert profile.devices == ["cpu", "cuda:0"]
-    report = peak_report(profile, "cuda:0")
-    assert report.categories.attributed == report.nbytes > 0
-    assert report.categories.remainder == ()
+    found, device = at_peak(profile, "cuda:0"), data_flow_device(profile, "cuda:0")
+    assert found.attributed == found.total > 0
+    assert found.remainder == ()
     # The allocator holds at least what is live, in blocks of 2 MiB.
-    assert report.device.reserved is not None
-    assert report.device.allocated is not None
-    assert report.device.reserved >= report.device.allocated
-    assert report.device.reserved % (2 << 20) == 0
+    assert device.reserved is not None
+    assert device.allocated is not None
+    assert device.reserved >= device.allocated
+    assert device.reserved % (2 << 20) == 0
     assert (by_category(profile, "cuda:0").bytes >= 0).all()
     # Modules of the backward come from the sequence numbers, across threads.
-    assert {"0", "2", "4"} <= {s.key for s in report.modules.parts} | {
+    assert {"0", "2", "4"} <= {s.key for s in at_peak(profile, "cuda:0", View.MODULE).parts} | {
         profile.module(s) for s in range(len(profile.storages))
     }
 
@@ -70,8 +71,7 @@ def test_compiled_training_on_cuda() -> None:
         train(case, opt, 2, compiled)
     profile = profile_memory(prof, optimizers=opt)
     assert profile.compiled_calls == 4
-    report = peak_report(profile, "cuda:0")
-    assert report.categories.remainder == ()
+    assert at_peak(profile, "cuda:0").remainder == ()
 
 
 def test_replays_are_not_in_a_trace_and_the_profile_says_so() -> None:

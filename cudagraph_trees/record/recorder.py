@@ -46,7 +46,13 @@ from .capture import capture_node, warm_up_node
 from .policy import RecordPolicy
 from .pool_owner import PoolOwner
 from .random_state import RandomStates
-from .recovery import InputBackup, Unrecoverable, too_much_to_copy
+from .recovery import InputBackup, too_much_to_copy
+
+_WHAT_TO_DO = (
+    "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
+    'model (options={"graphs": False} of memprof\'s backend, or another mode than '
+    '"reduce-overhead"); otherwise the error above is the program\'s own'
+)
 
 _Run: TypeAlias = Callable[[FunctionSpec, list[Input], InputBackup], list[Output]]
 """Warms a call up, or records it. It empties the inputs."""
@@ -395,8 +401,9 @@ def _put_back(inputs: list[Input], backup: InputBackup, error: Exception) -> str
     try:
         # The caller's list, which may be as full as it was, or not.
         inputs[:] = backup.call_again(error)
-    except Unrecoverable as e:
-        return str(e)
+    except Exception as e:
+        why = why_it_failed(e)
+        return f"the call cannot be made again without a graph: {why}. {_WHAT_TO_DO}"
     finally:
         del error  # See Note [Whoever holds an error].
     return ""

@@ -40,19 +40,6 @@ from ..replay.spec import CompilationMode, FunctionSpec
 MAX_BACKUP_BYTES = 64 << 20
 """Most bytes of inputs copied before a warm-up, see Note [Calling again after a failure]."""
 
-_WHAT_TO_DO = (
-    "What to do: if memory ran out, make the batch smaller, or leave CUDA graphs off for this "
-    'model (options={"graphs": False} of memprof\'s backend, or another mode than '
-    '"reduce-overhead"); otherwise the error above is the program\'s own'
-)
-
-
-class Unrecoverable(Exception):
-    """The call cannot be made again; the text says why."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"the call cannot be made again without a graph: {why}")
-
 
 def too_much_to_copy(function: FunctionSpec, inputs: list[Input]) -> int:
     """Bytes of inputs that ``function`` writes to if they are too many to be copied, else 0."""
@@ -156,22 +143,14 @@ class InputBackup:
         """Restore all that the call reads, and return its inputs as they were.
 
         Raises:
-            Unrecoverable: that cannot be had, for whatever reason.
+            Exception: that cannot be had, for whatever reason.
         """
         _let_go_of_frames(error)
-        try:
-            self.generators.restore()
-            if self.pool is not None:
-                self._find_after_recording(self.pool)
-            else:
-                self._find_after_warm_up()
-        except Unrecoverable:
-            raise
-        except torch.OutOfMemoryError as e:
-            why = f"there is no memory to copy inputs that died in it. {_WHAT_TO_DO}"
-            raise Unrecoverable(why) from e
-        except Exception as e:
-            raise Unrecoverable(f"{type(e).__name__}: {e}") from e
+        self.generators.restore()
+        if self.pool is not None:
+            self._find_after_recording(self.pool)
+        else:
+            self._find_after_warm_up()
         # They die in the call that is made with them.
         found, self.inputs = self.inputs, []
         self.succeeded()
@@ -217,8 +196,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _died(i: int, spec: TensorSpec, what: str, why: str) -> Unrecoverable:
-    return Unrecoverable(
-        f"input {i}, {spec.nbytes} bytes, was released during the failed {what}, and {why}. "
-        f"{_WHAT_TO_DO}"
+def _died(i: int, spec: TensorSpec, what: str, why: str) -> MemoryError:
+    return MemoryError(
+        f"input {i}, {spec.nbytes} bytes, was released during the failed {what}, and {why}"
     )

@@ -31,7 +31,7 @@ from .engine_order import engine_order
 from .errors import CaptureError
 from .nodes import LAYOUT, VALUE, NodeOrigin, ValueInfo, of_output, of_sizes, value_of
 from .passes import run_passes
-from .runtime import nan_check, runtime_wrapper
+from .runtime import runtime_wrapper
 from .switch import THREAD
 from .tracer import GraphTracer
 
@@ -88,7 +88,7 @@ class AutogradCompilerInstance:
             origins: for each of the three, the node that each entry belongs to; C++ fills
                 them in only while its verbose logger is set.
             accumulate_grad: ``backward()``, not ``grad()``.
-            check_nans: anomaly mode is on.
+            check_nans: anomaly mode is on: of a backward that Python code has not begun.
         """
         _torch_compat.leave_dynamo()
         self._left_dynamo = True
@@ -99,7 +99,6 @@ class AutogradCompilerInstance:
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
-        self._check_nans = check_nans
         self._shapes = [tuple(t.shape) for t in inputs]
         self._sizes = list(sizes)
         self._calls: list[str] = []
@@ -150,7 +149,6 @@ class AutogradCompilerInstance:
             capture,
             self.log,
             self._compile_context,
-            nan_check(tracer.graph) if self._check_nans else None,
             not tracer.baked_shapes,
         )
         self._capturing.close()

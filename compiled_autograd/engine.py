@@ -51,7 +51,7 @@ def enable(compiler_fn: CompilerFn, dynamic: bool = True) -> Iterator[None]:
             constants until one changes; the graph captured then has that one as an input.
 
     A backward with ``create_graph=True`` runs in the normal engine: its own backward can be
-    captured. So does every backward while torch's stance is "force_eager".
+    captured. So does every backward in anomaly mode, and while torch's stance is "force_eager".
 
     Raises:
         TypeError: ``compiler_fn`` cannot be called, or ``dynamic`` is no bool.
@@ -112,8 +112,8 @@ def capture(fn: Callable[[], Any], *, dynamic: bool = False) -> list[CapturedBac
         log.listeners.remove(listener)
     if not found:
         raise CaptureError(
-            "fn ran no backward that is captured: none at all, or with create_graph=True, inside "
-            "disable(), or under the stance force_eager"
+            "fn ran no backward that is captured: none at all, or with create_graph=True, in "
+            "anomaly mode, inside disable(), or under the stance force_eager"
         )
     return found
 
@@ -294,7 +294,8 @@ def _entered(run: Callable[..., Any]) -> Callable[..., Any]:
         on, on_unsupported = SWITCH.is_on(), SWITCH.on_unsupported
         with THREAD.another_backward(outputs, inputs):
             try:
-                if not (create_graph and on):  # which the engine refuses to capture
+                # The engine refuses to capture the first, and can name the node in the second.
+                if not (on and (create_graph or torch.is_anomaly_enabled())):
                     return captured(*arguments, **k)
             except Exception as error:
                 # Where nothing has run yet, the normal engine can take over, whatever it is that

@@ -28,14 +28,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph
 
 from memprof.profiler.support.process_hooks import on_fork
 
 from . import _torch_compat
 from .capture import CapturedBackward, CaptureLog
 from .errors import StaleCaptureError
-from .nodes import is_accumulate_grad, is_getitem
 from .switch import OFF, SWITCH, THREAD, end_turn
 
 
@@ -43,7 +41,6 @@ def runtime_wrapper(
     capture: CapturedBackward,
     log: CaptureLog,
     context: Any,
-    check_nans: NanCheck | None,
     any_shape: bool,
 ) -> Callable[..., Any]:
     """Return a function that runs the compiled one with compiled autograd itself switched off.
@@ -78,7 +75,6 @@ def runtime_wrapper(
             log.ran(capture)
         if not any_shape:
             _check_shapes(capture, inputs)
-        look_at_outputs = check_nans(inputs) if check_nans is not None else None
         for i, gpu in to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
         lifted = [carrier(i, sizes[i]) for i in used_sizes]
@@ -87,12 +83,9 @@ def runtime_wrapper(
             state.in_compiled_autograd_region = True
             end_turn()
             with final_callbacks(), _torch_compat.compile_context(context):
-                outputs = _torch_compat.seen_by_dynamo(compiled_fn)(
+                return _torch_compat.seen_by_dynamo(compiled_fn)(
                     inputs, lifted, scalars, hooks, packed_data
                 )
-                if look_at_outputs is not None:
-                    look_at_outputs(outputs)
-            return outputs
         finally:
             state.in_compiled_autograd_region = False
             SWITCH.close(claim)
@@ -167,48 +160,3 @@ def _after_fork() -> None:
     """In a child: the thread whose captured graph ran may not exist there."""
     if not THREAD.runs:
         _put_back()
-
-
-NanCheck = Callable[[Sequence[torch.Tensor]], Callable[[Sequence[Any]], None]]
-"""Takes the inputs of a run and returns a check of its outputs, see ``nan_check``."""
-
-
-def nan_check(graph: Graph) -> NanCheck:
-    """Anomaly mode: NaN in a gradient is an error, found when the whole backward has run.
-
-    The normal engine looks after each node. A compiled graph has no such moments, and making
-    them would change what is compiled; so the gradients that come out are looked at: those that the
-    graph accumulates into parameters, or returns.
-    """
-    leaves: list[Any] = [n.args[0] for n in graph.nodes if is_accumulate_grad(n)]
-    of_inputs = [n for n in leaves if is_getitem(n) and n.args[0].name == "inputs"]
-    indices: list[int] = [n.args[1] for n in of_inputs]
-    output: Any = graph.output_node().args[0]
-    names = [*(f"inputs[{i}]" for i in indices), *map(str, output)]
-
-    def before(inputs: Sequence[torch.Tensor]) -> Callable[[Sequence[Any]], None]:
-        # Kept for afterwards: the compiled function empties the inputs.
-        parameters = [inputs[i] for i in indices]
-        for name, parameter in zip(names, parameters, strict=False):
-            if _has_nan(parameter.grad):  # afterwards nobody could tell
-                raise RuntimeError(
-                    f"anomaly mode with compiled autograd: {name} had a NaN gradient before "
-                    f"this backward; zero the gradients first, or leave one of the two off"
-                )
-
-        def after(outputs: Sequence[torch.Tensor | None]) -> None:
-            gradients = [*(parameter.grad for parameter in parameters), *outputs]
-            made = zip(names, gradients, strict=False)
-            if found := [name for name, gradient in made if _has_nan(gradient)]:
-                raise RuntimeError(
-                    f"Compiled Autograd returned NaN gradients for {', '.join(found)} "
-                    f"(anomaly mode)"
-                )
-
-        return after
-
-    return before
-
-
-def _has_nan(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None and bool(torch.isnan(gradient).any())

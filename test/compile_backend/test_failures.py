@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from in_threads import run_in_threads
 from torch import nn
 
 import memprof
@@ -225,11 +227,7 @@ def test_threads_that_compile_and_call_at_once() -> None:
             errors.append(error)
 
     with memprof.profile() as session:
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        run_in_threads(*(partial(work, i) for i in range(4)))
     # THEN nothing failed and no call was lost
     assert not errors
     profile = session.profile()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextvars
 import functools
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from in_threads import run_in_threads
 from torch import nn
 
 from memprof.compile_backend import straight_calls as calls
@@ -381,9 +381,7 @@ def test_context_variables_of_who_calls_backward() -> None:
 
         variable.set("main")
         run()
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        run_in_threads(run)
         return seen, w.grad
 
     _assert_same(*_both(program))

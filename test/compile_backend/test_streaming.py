@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from in_threads import run_in_threads
 from torch import nn
 
 import memprof
@@ -151,9 +151,7 @@ def test_no_kind_of_step_leaves_an_object(tmp_path: Path, device: str) -> None:
             model(y).sum().backward()
 
     def evaluates_in_a_thread() -> None:
-        thread = threading.Thread(target=lambda: model(x).sum())
-        thread.start()
-        thread.join()
+        run_in_threads(lambda: model(x).sum())
 
     kinds = [replay, fails_after_the_forward, fails_in_the_backward]
     # torch 2.13 keeps streams that a thread has entered, with mode="reduce-overhead" as well.

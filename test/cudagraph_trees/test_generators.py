@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
+from in_threads import run_in_threads
 from torch import Generator, Tensor
 
 from memprof.cudagraph_trees import _torch_compat as allocator
@@ -205,9 +205,7 @@ def test_what_another_thread_draws_while_something_is_recorded_is_not_drawn_agai
 
     def meanwhile(x: Tensor) -> list[Tensor]:
         if torch.cuda.is_current_stream_capturing():
-            t = threading.Thread(target=lambda: drawn.append(torch.rand(4, device="cpu")))
-            t.start()
-            t.join()
+            run_in_threads(lambda: drawn.append(torch.rand(4, device="cpu")))
         return [draw(x, None)]
 
     x = torch.zeros(N, device=CUDA)

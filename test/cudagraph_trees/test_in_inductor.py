@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import torch._inductor.compile_fx as compile_fx
 import torch._inductor.cudagraph_trees as torchs
 import torch._inductor.output_code as output_code
+from in_threads import run_in_threads
 
 from memprof.cudagraph_trees.call.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.call.inductor import use_in_inductor
@@ -79,9 +79,7 @@ def test_a_thread_compiles_for_itself() -> None:
         # THEN what Inductor and others take from torch's trees at run time is torch's
         assert torchs.get_manager is not get_manager
         # WHEN another thread compiles at the same time, THEN it gets torch's trees
-        thread = threading.Thread(target=_wrap(theirs))
-        thread.start()
-        thread.join()
+        run_in_threads(_wrap(theirs))
         assert taken == []
         _wrap(ours)()
         assert len(taken) == 1

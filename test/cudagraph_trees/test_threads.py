@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from in_threads import run_in_threads
 from torch._inductor import config
 
 from memprof.cudagraph_trees.call import entry
@@ -59,11 +61,7 @@ def test_each_user_thread_has_its_own_trees() -> None:
             errors.append(e)
             barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    run_in_threads(*(partial(work, k) for k in range(3)))
     assert errors == []
     assert len({id(x) for x in families}) == 3
 
@@ -123,9 +121,7 @@ def test_a_backward_called_by_a_thread_without_trees() -> None:
     with use_in_inductor():
         compiled = torch.compile(model, mode="reduce-overhead")
         # GIVEN a thread that never called anything calls the backward of another one's forward
-        t = threading.Thread(target=loss().backward)
-        t.start()
-        t.join()
+        run_in_threads(loss().backward)
         assert seen.pop() != id(family())
         # THEN autograd's thread, which made trees for it, uses those of whom it works for
         for _ in range(4):
@@ -188,10 +184,7 @@ def test_a_thread_that_ends_takes_its_trees_along() -> None:
         kept.append(y)
         assert len(all_managers()) == 1
 
-    t = threading.Thread(target=work)
-    t.start()
-    t.join()
-    del t
+    run_in_threads(work)
     collect()
     assert all_managers() == []
     # AND what it handed to another thread owns its memory

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 
 import pytest
 import torch
+from in_threads import run_in_threads
 
 from memprof.cudagraph_trees.replay.node import path_to
 from memprof.cudagraph_trees.replay.path import ExecutionState
@@ -257,10 +257,7 @@ def test_the_manager_dies_while_its_ledger_is_read() -> None:
     ledger._lock = Collecting()  # type: ignore[assignment]
     # WHEN it is read
     told: list[LedgerKind] = []
-    reader = threading.Thread(target=lambda: told.extend(e.kind for e in ledger.entries()))
-    reader.daemon = True
-    reader.start()
-    reader.join()
+    run_in_threads(lambda: told.extend(e.kind for e in ledger.entries()))
     # THEN the manager goes, and nobody waits for ever
     assert LedgerKind.REPLAY in told
     assert no_manager()

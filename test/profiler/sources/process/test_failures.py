@@ -8,12 +8,12 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from in_threads import run_in_threads
 
 import memprof
 from memprof.profiler.file.profile_file import read_profile
@@ -403,14 +403,7 @@ def test_a_namer_that_fails(
 
 def test_snapshots_of_several_threads_at_once(tmp_path: Path) -> None:
     tracker = memprof.track(tmp_path, interval=0.01)
-    threads = [
-        threading.Thread(target=lambda: [memprof.checkpoint("x") for _ in range(30)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*4 * [lambda: [memprof.checkpoint("x") for _ in range(30)]])
     memprof.stop_tracking()
     found = record(tmp_path)
     assert sum(s.name == "x" for s in found.snapshots) == 120

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from in_threads import run_in_threads
 
 from memprof.profiler.model import SnapshotKind
 from memprof.profiler.sources.process import tensors as tensors_module
@@ -299,7 +300,7 @@ def test_tensors_of_other_threads(live: LiveTensors) -> None:
     live.look()
     before = live.sums()
     kept: list[torch.Tensor] = []
-    barrier = threading.Barrier(5)
+    barrier = threading.Barrier(4)
 
     def work() -> None:
         barrier.wait()
@@ -308,12 +309,7 @@ def test_tensors_of_other_threads(live: LiveTensors) -> None:
             if i % 50 == 0:
                 live.look()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    barrier.wait()
-    for t in threads:
-        t.join()
+    run_in_threads(*4 * [work])
     wanted = sum(t.untyped_storage().nbytes() for t in kept)
     assert grown(live, before) == (wanted, 2000)
     kept.clear()

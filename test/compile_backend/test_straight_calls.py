@@ -360,15 +360,6 @@ def test_a_profiler_sees_the_same_names() -> None:
 def test_context_variables_of_who_calls_backward() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("v", default="unset")
 
-    class Noted(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-            return g
-
     def program(compile: Compile) -> Any:
         seen = []
         w = torch.randn(6, requires_grad=True)

@@ -51,10 +51,6 @@ def pair(**options: object) -> tuple[Net, Net]:
     return copy.deepcopy(model), model.cuda()
 
 
-def recordings_after(step_3: list[int]) -> int:
-    return len(list(manager().nodes())) - step_3[0]
-
-
 @pytest.mark.parametrize("marks", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("graph_break", [False, True], ids=["whole", "broken"])

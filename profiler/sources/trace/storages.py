@@ -41,7 +41,6 @@ class Storages:
     destroyed: Ints  # row of the allocation table, -1 after the trace
     size: Ints
     device: Ints  # index in ``EventColumns.devices``
-    block_ptr: Ints  # address of each block
     start: Ints  # of each row of the allocation table, ns
 
     def __len__(self) -> int:
@@ -83,14 +82,12 @@ def lifetimes(columns: EventColumns) -> Storages:
     if len(seen):
         size = np.concatenate([size, np.abs(allocations.size[seen])])
         device = np.concatenate([device, allocations.device[seen]])
-    unnamed = np.flatnonzero(allocations.key < 0)
     return Storages(
         keys=n,
         created=frozen(created),
         destroyed=frozen(destroyed),
         size=frozen(size),
         device=frozen(device),
-        block_ptr=frozen(allocations.unnamed_ptr[np.searchsorted(unnamed, seen)]),
         start=allocations.start,
     )
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from memprof.profiler.model import Category
-from memprof.profiler.sources.trace.categories import CATEGORIES
 from memprof.profiler.sources.trace.profile import DataFlowProfile
 
 from .models import Case
@@ -114,10 +114,17 @@ class Verdict:
     mistakes: dict[str, int] = field(default_factory=dict)
 
 
+def _address(profile: DataFlowProfile, storage: int) -> int:
+    keys, allocations = profile.columns.keys, profile.columns.allocations
+    if storage < len(keys):
+        return int(keys.ptr[storage])
+    row = max(profile.storages.created[storage], profile.storages.destroyed[storage])
+    return int(allocations.unnamed_ptr[np.flatnonzero(allocations.key < 0).searchsorted(row)])
+
+
 def judge(
     profile: DataFlowProfile,
     truth: Truth,
-    corrected: bool = True,
     within: tuple[int, int] | None = None,
 ) -> Verdict:
     """Hold the categories at the peak of the CPU, of all times or of some, against the truth."""
@@ -135,22 +142,9 @@ def judge(
     time = int(times[live.argmax()])
     versions = profile.versions_at(time)
     for s in live_rows(profile, cpu, time).tolist():
-        keyed = s < profile.storages.keys
-        ptr = int(
-            profile.columns.keys.ptr[s]
-            if keyed
-            else profile.storages.block_ptr[s - profile.storages.keys]
-        )
-        version = int(versions[s])
         size = int(profile.storages.size[s])
-        category = profile.category(s, version)
-        if not corrected:
-            number = 0
-            if keyed:
-                first = int(profile.graph.first_value[s])
-                number = int(profile.by_torch[first + version])
-            category = CATEGORIES[number]
-        right = truth.right(*profile.storages.life(s), ptr)
+        category = profile.category(s, int(versions[s]))
+        right = truth.right(*profile.storages.life(s), _address(profile, s))
         out.total += size
         if not right:
             out.untold += size

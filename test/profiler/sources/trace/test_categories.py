@@ -29,7 +29,7 @@ def test_eager_training(model: str, steps: int) -> None:
         truth = ground_truth.train(case, opt, steps)
     profile = profile_memory(prof)
     ours = ground_truth.judge(profile, truth)
-    torchs = ground_truth.judge(profile, truth, corrected=False)
+    torchs = ground_truth.judge(profile_memory(prof, corrections=False), truth)
     assert percent(ours.right, ours) > 99.9
     assert ours.right >= torchs.right
     if model == "mlp":  # the peak is in Adam, whose temporaries torch does not know
@@ -106,7 +106,7 @@ def test_compiled_training(model: str) -> None:
     # THEN at least 99 % of the bytes at the peak are in the right category, where torch's
     # rules have most of the dynamic ones wrong or unknown,
     ours = ground_truth.judge(profile, truth)
-    torchs = ground_truth.judge(profile_memory(prof, rules=()), truth, corrected=False)
+    torchs = ground_truth.judge(profile_memory(prof, corrections=False), truth)
     print(model, percent(ours.right, ours), percent(torchs.right, torchs))
     assert percent(ours.right, ours) >= 99, ours.mistakes
     assert percent(torchs.right, torchs) < 75
@@ -130,10 +130,10 @@ def test_compiled_optimizer() -> None:
     # THEN parameters, gradients, state and temporaries are what they are, at the peak of all and
     # at that of the step
     step_window = (truth.steps[-1].optimizer, truth.steps[-1].end)
-    plain = profile_memory(prof, rules=())
+    plain = profile_memory(prof, corrections=False)
     for within in (None, step_window):
         ours = ground_truth.judge(profile, truth, within=within)
-        torchs = ground_truth.judge(plain, truth, corrected=False, within=within)
+        torchs = ground_truth.judge(plain, truth, within=within)
         print(
             "step" if within else "whole", percent(ours.right, ours), percent(torchs.right, torchs)
         )

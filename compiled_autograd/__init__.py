@@ -21,14 +21,13 @@ from .engine import (
     turn_on,
     uninstall,
 )
-from .errors import CaptureError, StaleCaptureError
+from .errors import CaptureError
 
 __all__ = [
     "AutogradCompilerInstance",
     "CaptureError",
     "CapturedBackward",
     "Listener",
-    "StaleCaptureError",
     "capture",
     "disable",
     "enable",

@@ -47,20 +47,15 @@ class AutogradCompilerInstance:
             arguments: ``nodes.PLACEHOLDERS``.
         cuda_graphs: of a graph with GPU tensors, CPU scalars go to the GPU too, so that it can
             be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
-        any_shape: refuse a graph that holds for the shapes of its capture only, which would
-            otherwise raise when it is run on others.
     """
 
     log = CaptureLog()
     """Log of every capture in the process."""
 
     @_torch_compat.entered_by_dynamo
-    def __init__(
-        self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False, any_shape: bool = False
-    ) -> None:
+    def __init__(self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False) -> None:
         self.compiler_fn = compiler_fn
         self.cuda_graphs = cuda_graphs
-        self.any_shape = any_shape
         self._left_dynamo = False
         # Of the node whose calls come: it is an autograd.Function, or may get None.
         self._may_return_none = False
@@ -113,12 +108,12 @@ class AutogradCompilerInstance:
         """Finish the graph and compile it: ``(runtime wrapper, compiled function)``.
 
         Raises:
-            CaptureError: it holds for these shapes only, and ``any_shape`` is wanted.
+            CaptureError: it would be right for the sizes of the capture alone.
         """
         tracer = self._tracer
         tracer.stop()
-        if tracer.baked_shapes and self.any_shape:
-            raise CaptureError("a C++ node ran operators on saved tensors at capture")
+        if tracer.refused:
+            raise CaptureError(tracer.refused)
         lifted = tracer.lift(list(outputs))
         returned = [nodes.before_hooks(v) if isinstance(v, Node) else v for v in lifted]
         tracer.call(_torch_compat.run_final_callbacks, ())
@@ -145,12 +140,7 @@ class AutogradCompilerInstance:
                 disagreements=self._aot.disagreements,
             )
         )
-        runtime = runtime_wrapper(
-            capture,
-            self.log,
-            self._compile_context,
-            not tracer.baked_shapes,
-        )
+        runtime = runtime_wrapper(capture, self.log, self._compile_context)
         self._capturing.close()
         compiled = self.compiler_fn(module)
         # Dynamo fails on a sparse input when its number of elements has changed: it asks for

@@ -149,7 +149,6 @@ def turn_on(
         AutogradCompilerInstance,
         compiler_fn,
         cuda_graphs=cuda_graphs,
-        any_shape=on_unsupported is not None,
     )
     with SWITCH.lock:
         if not _may_turn_on():

@@ -13,7 +13,3 @@ class CaptureError(RuntimeError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"compiled autograd cannot capture this backward: {what}. {_TURN_OFF}")
-
-
-class StaleCaptureError(RuntimeError):
-    """A captured graph was asked to run on inputs that it was not captured for."""

@@ -33,7 +33,6 @@ from memprof.profiler.support.process_hooks import on_fork
 
 from . import _torch_compat
 from .capture import CapturedBackward, CaptureLog
-from .errors import StaleCaptureError
 from .switch import OFF, SWITCH, THREAD, end_turn
 
 
@@ -41,13 +40,11 @@ def runtime_wrapper(
     capture: CapturedBackward,
     log: CaptureLog,
     context: Any,
-    any_shape: bool,
 ) -> Callable[..., Any]:
     """Return a function that runs the compiled one with compiled autograd itself switched off.
 
     Off, because a hook or a re-entrant checkpoint may call ``backward()`` inside: those inner
-    backwards run in the normal engine. Dynamo names compilations inside after ``context``. With
-    ``any_shape`` the graph holds for inputs of other shapes than those of its capture.
+    backwards run in the normal engine. Dynamo names compilations inside after ``context``.
     """
     used_sizes, to_cuda = capture.used_sizes, capture.inputs_to_cuda
     state = _torch_compat.state
@@ -73,8 +70,6 @@ def runtime_wrapper(
         THREAD.ran = True
         if log.listeners:
             log.ran(capture)
-        if not any_shape:
-            _check_shapes(capture, inputs)
         for i, gpu in to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
         lifted = [carrier(i, sizes[i]) for i in used_sizes]
@@ -91,17 +86,6 @@ def runtime_wrapper(
             SWITCH.close(claim)
 
     return run
-
-
-def _check_shapes(capture: CapturedBackward, inputs: Sequence[torch.Tensor]) -> None:
-    for i, (tensor, shape) in enumerate(zip(inputs, capture.shapes, strict=True)):
-        if tuple(tensor.shape) != shape:
-            raise StaleCaptureError(
-                f"captured graph {capture.id} holds for input {i} of shape {shape}, and "
-                f"got {tuple(tensor.shape)}: a C++ node ran operators at capture, so the "
-                f"graph is not for other sizes. Call memprof.compiled_autograd.reset() when "
-                f"sizes change, or disable() for this backward"
-            )
 
 
 class _Engine:

@@ -8,12 +8,12 @@ shape, known by its identity, and a call is one node with no operator run. torch
 autograd does the same on top of make_fx's tracer, whose proxies, symbolic inputs and metadata are
 most of what a capture costs. Inputs are fakes with their sizes as numbers.
 
-Some code does run tensor operators while the engine walks: the epilogue of an AOTAutograd backward
-on tensor subclasses, a C++ node that overrides ``apply_with_saved`` itself. These arrive in
-``_OperatorRecorder`` and become nodes too. On inputs that is right for these sizes only, so the
-graph refuses others (``baked_shapes``); on a gradient, whose shape is unknown, it is an error at
-capture. The common case reads no fake: for a gradient that did not arrive, an autograd.Function
-gets zeros, of sizes that the engine itself lifted or guards.
+Some code does run tensor operators while the engine walks, which arrive in ``_OperatorRecorder``.
+For a gradient that did not arrive, an autograd.Function gets zeros, of sizes that the engine itself
+lifted or guards: they become a node too. Of a C++ node that overrides ``apply_with_saved`` itself
+they may be any: on a gradient, whose shape is unknown, or on inputs, for whose sizes alone the
+graph would be right. Then there is no graph (``refused``). The capture goes on to its end all the
+same: C++ puts back what a forward has saved only after a node of which nothing was raised.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ class GraphTracer:
         """Origin put on every node made from here on."""
         self.in_python_node = False
         """Whether the current autograd node is an autograd.Function's."""
-        self.baked_shapes = False
-        """Whether an operator was run at capture: Note [Tracing without make_fx]."""
+        self.refused = ""
+        """Why there is no graph, "" if there is one: Note [Tracing without make_fx]."""
         self._stack = contextlib.ExitStack()
         # By id() of a value, which stays its own as long as the value is kept.
         self._nodes: dict[int, tuple[Any, Node]] = {}
-        self._shapeless: set[int] = set()
         self._symbols: dict[Any, Proxy] = {}
         self._proxies = GraphAppendingTracer(self.graph)
         self.placeholders = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
@@ -176,7 +175,6 @@ class GraphTracer:
         device = value.device if value is not None else torch.device("cpu")
         dummy = _torch_compat.dummy_tensor(self.fake_mode, device)
         self.bind(dummy, node)
-        self._shapeless.add(id(dummy))
         if value is not None:
             node.meta[meta.VALUE] = value
         return dummy
@@ -245,24 +243,16 @@ class GraphTracer:
         """Record a tensor operator that code of the engine ran at capture."""
         leaves: list[Any] = []
         tree_map(leaves.append, (args, kwargs))
-        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
-        if any(id(t) in self._shapeless for t in tensors):
-            raise CaptureError(
-                f"{self._where()} runs {function} at capture, on a gradient whose shape is not "
-                f"known then"
-            )
-        node_args, node_kwargs = self.lift(tuple(args)), self.lift(dict(kwargs))
-        result = function(*args, **kwargs)
-        node = self.call(function, node_args, node_kwargs)
-        if tensors or not self.in_python_node:
-            self.baked_shapes = True
-        if isinstance(result, torch.Tensor):
-            self.bind(result, node)
-        elif isinstance(result, (tuple, list)):
-            for i, part in enumerate(result):
-                if isinstance(part, torch.Tensor):
-                    self.bind(part, self.part(node, i))
-        return result
+        if not self.in_python_node or any(isinstance(v, torch.Tensor) for v in leaves):
+            self.refused = f"{self._where()} runs {function} at capture, on sizes of that time"
+        node = self.call(function, self.lift(tuple(args)), self.lift(dict(kwargs)))
+        made = function(*args, **kwargs)
+        if isinstance(made, torch.Tensor):
+            self.bind(made, node)
+        elif isinstance(made, (tuple, list)):
+            for i, part in enumerate(made):
+                self.bind(part, self.part(node, i))
+        return made
 
 
 class _OperatorRecorder(_torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]

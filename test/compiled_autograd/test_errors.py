@@ -11,7 +11,6 @@ import torch.nn as nn
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
-from memprof.compiled_autograd.tracer import GraphTracer
 
 from .support import COMPILERS, clear, gradients, parameters_of, same
 
@@ -167,37 +166,3 @@ def test_fault_at_capture_costs_the_capture_and_not_the_backward(
         ca.reset()
     assert calls == ["hook"]
     assert len(told) == 1
-
-
-def test_graph_that_does_not_fit_is_not_run(
-    model: nn.Module, x: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """GIVEN what makes a graph hold for the shapes of its capture only WHEN others come THEN an
-    error says so; or no such graph is made where a backward may run in the normal engine."""
-
-    class Baking(GraphTracer):
-        def start(self) -> None:
-            super().start()
-            self.baked_shapes = True
-
-    parameters = parameters_of(model)
-    model(x[:2]).sum().backward()
-    wanted = gradients(parameters)
-    monkeypatch.setattr("memprof.compiled_autograd.compiler.GraphTracer", Baking)
-    told: list[ca.CaptureError] = []
-
-    def both_sizes() -> None:
-        for batch in (x, x[:2]):
-            clear(parameters)
-            model(batch).sum().backward()
-
-    with ca.enable(COMPILERS["as_it_is"]), pytest.raises(ca.StaleCaptureError, match="of shape"):
-        both_sizes()
-    ca.reset()
-    ca.turn_on(COMPILERS["as_it_is"], dynamic=True, on_unsupported=told.append)
-    try:
-        both_sizes()
-    finally:
-        ca.reset()
-    assert same(gradients(parameters), wanted)
-    assert ["C++ node ran operators" in str(error) for error in told] == [True, True]

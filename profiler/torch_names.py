@@ -160,9 +160,6 @@ class MemoryProfile:
                 found.set_by_version(key, version, category)
         return found
 
-    def _is_gradient(self, key: TensorKey, version: int) -> bool:
-        return self._categories.get(key, version) is Category.GRADIENT
-
     def _category_snapshot(self) -> dict[tuple[TensorKey, int], Category | None]:
         profile, graph = self.profile, self.profile.graph
         values = np.flatnonzero(profile.counted[graph.value_key])

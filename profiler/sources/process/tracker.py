@@ -220,7 +220,7 @@ class MemoryTracker:
             elif self.started and self._paused:
                 self._paused = False
                 self._recorder.resume()
-                self._wake_up()
+                self._wake.put(None)
 
     def disable(self) -> None:
         """Record nothing until ``enable``; operations that run are still ended."""
@@ -247,7 +247,7 @@ class MemoryTracker:
                 self._state = state
                 recorder.let_go()
                 self._hears_no_more()
-            self._wake_up()
+            self._wake.put(None)
             if thread is not None and thread is not threading.current_thread():
                 # It may wait for a lock that this thread holds, if a signal brought us here.
                 thread.join(timeout=2)
@@ -282,9 +282,6 @@ class MemoryTracker:
     def snapshot(self, kind: SnapshotKind = SnapshotKind.PERIODIC, name: str = "") -> None:
         """Take a snapshot now, keep it and write it to the file."""
         self._recorder.snapshot(kind, name)
-
-    def _wake_up(self) -> None:
-        self._wake.put(None)
 
     def _out_of_memory(self, event: OutOfMemoryEvent) -> None:
         if self.enabled and self._clock() >= self._out_of_memory_next:

@@ -107,9 +107,6 @@ class StorageWeakRefWrapper:
         if compat is not None:  # interpreter shutdown
             compat.free_weak_ref(self.pointer)
 
-    def __repr__(self) -> str:
-        return f"StorageWeakRefWrapper to {self.address}; {'dead' if self.expired() else 'alive'}"
-
 
 OutputRefs: TypeAlias = list[StorageWeakRefWrapper | None]
 """One entry an output of a node; None if its memory is not in the pool."""

@@ -124,17 +124,17 @@ def _compile(
             gm, example_inputs, inner, inductor, autograd_cache=warm
         )
     if own.compiled_autograd:
-        from .captured_backward import BackwardCompiler, without_own_option
+        from .captured_backward import compiler_with, switch_on, without_own_option
 
         rest = without_own_option(options)
 
         def backend(gm: GraphModule, inputs: Sequence[Any], captured: CapturedBackwardIO) -> Any:
             return _compile(gm, inputs, rest, mode, captured)
 
-        backward_compiler = BackwardCompiler(backend)
+        compile_backward = compiler_with(backend)
 
         def run(*args: Any) -> Any:
-            backward_compiler.switch_on()
+            switch_on(compile_backward)
             note_names_of(args)
             return compiled(*args)
 

@@ -13,7 +13,6 @@ not be captured and runs in the normal engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,30 +30,29 @@ from .session.runtime import FORWARDS, RUNTIME
 Backend = Callable[[GraphModule, Sequence[Any], CapturedBackwardIO], Callable[..., Any]]
 
 
-@dataclass(eq=False, repr=False)
-class BackwardCompiler:
-    """Compiles captured backwards with one set of options, which ``backend`` has."""
+Compiler = Callable[[GraphModule], Callable[..., Any]]
 
-    backend: Backend
 
-    def switch_on(self) -> None:
-        """Capture backwards from here on, unless something else does or nothing shall."""
-        # CPU scalars of a GPU graph go to the GPU whether or not it becomes a CUDA graph: where
-        # one stays, Inductor's code asks for its item(), which at a first call fails for a
-        # number that autograd has wrapped (torch 2.11).
-        switched = compiled_autograd.turn_on(
-            self.compile, cuda_graphs=True, on_unsupported=self._unsupported
-        )
-        if switched and _LISTENER not in _LOG.listeners:
-            _LOG.listeners.append(_LISTENER)
+def switch_on(compile: Compiler) -> None:
+    """Have backwards captured and compiled from here on, unless something else does or nothing
+    shall."""
+    # CPU scalars of a GPU graph go to the GPU whether or not it becomes a CUDA graph: where
+    # one stays, Inductor's code asks for its item(), which at a first call fails for a
+    # number that autograd has wrapped (torch 2.11).
+    switched = compiled_autograd.turn_on(compile, cuda_graphs=True, on_unsupported=_unsupported)
+    if switched and _LISTENER not in _LOG.listeners:
+        _LOG.listeners.append(_LISTENER)
 
-    def compile(self, captured: GraphModule) -> Callable[..., Any]:
-        """Compile a captured backward into the callable that the engine runs for it.
 
-        Raises:
-            CaptureError: an input or its gradient is sparse. Dynamo traces that, but fails when
-                it has to trace it again: it asks for strides.
-        """
+def compiler_with(backend: Backend) -> Compiler:
+    """A function that compiles a captured backward, with the options that ``backend`` has, into the
+    callable that the engine runs for it.
+
+    It raises ``CaptureError`` where an input or its gradient is sparse. Dynamo traces that, but
+    fails when it has to trace it again: it asks for strides.
+    """
+
+    def compile(captured: GraphModule) -> Callable[..., Any]:
         for node in captured.graph.nodes:
             if LAYOUT in node.meta:
                 raise compiled_autograd.CaptureError(
@@ -63,18 +61,21 @@ class BackwardCompiler:
                 )
         io = CapturedBackwardIO(captured)
 
-        def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def with_io(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             if any(isinstance(value, list) for value in example_inputs):
                 trace_node_by_node(gm)
-            return self.backend(gm, example_inputs, io)
+            return backend(gm, example_inputs, io)
 
-        run: Callable[..., Any] = torch.compile(captured, backend=backend)
+        run: Callable[..., Any] = torch.compile(captured, backend=with_io)
         return run
 
-    def _unsupported(self, error: compiled_autograd.CaptureError) -> None:
-        RUNTIME.ledger.add(
-            LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
-        )
+    return compile
+
+
+def _unsupported(error: compiled_autograd.CaptureError) -> None:
+    RUNTIME.ledger.add(
+        LedgerKind.FALLBACK, None, f"this backward runs in the normal engine: {error}"
+    )
 
 
 def without_own_option(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any
 
 from memprof.profiler.file.encoding import ProfileEncoder
 from memprof.profiler.model import CallColumns, Profile
@@ -61,15 +61,9 @@ Join = Callable[[Profile, Mapping[int, int]], Profile]
 ``threading.get_ident()``."""
 
 
-class Writer(Protocol):
-    """Something with a file from ``create_own``."""
-
-    def forked(self) -> None:
-        """Let go of it in a child: the file, and its lock, are the parent's alone."""
-
-
-WRITERS: weakref.WeakSet[Writer] = weakref.WeakSet()
-"""Writers in this process, which are told of a fork."""
+WRITERS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those who write a file from ``create_own``: in a child ``forked()`` lets go of it, since the file
+and its lock are the parent's alone."""
 
 
 def create_own(path: str | os.PathLike[str], what: str = "a profile") -> tuple[int, str]:

@@ -32,16 +32,12 @@ class ScopeKind(IntEnum):
     MODULE = 1
     """Call of an ``nn.Module``."""
     OPTIMIZER_STEP = 2
-    PROFILER_STEP = 3
-    """From one ``profile.step()`` to the next."""
-    COMPILED_CALL = 4
+    COMPILED_CALL = 3
     """One call of a compiled graph."""
-    GENERATED_CODE = 5
+    GENERATED_CODE = 4
     """The generated function inside it; the name says which file."""
-    COMPILER = 6
+    COMPILER = 5
     """The compiler at work; nothing below it is looked at."""
-    RANGE = 7
-    """A ``record_function`` of the user's."""
 
 
 @dataclass(slots=True)

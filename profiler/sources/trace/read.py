@@ -52,12 +52,11 @@ from .columns import (
 )
 
 # What else than a ``ScopeKind`` the name of an operator event or Python call says about it.
-_PLAIN, _ENGINE, _FUNCTION = -1, -2, -3
+_PLAIN, _ENGINE, _FUNCTION, _OTHER = -1, -2, -3, -4
 _PREFIXES = (
     (compat.ENGINE_PREFIX, _ENGINE),
     (compat.COMPILED_FUNCTION, _FUNCTION),
     (compat.OPTIMIZER_STEP_PREFIX, ScopeKind.OPTIMIZER_STEP),
-    (compat.PROFILER_STEP_PREFIX, ScopeKind.PROFILER_STEP),
     (compat.COMPILED_CALL_PREFIX, ScopeKind.COMPILED_CALL),
 )
 
@@ -114,7 +113,7 @@ def _op_kind(schemas: _Schemas, name: str) -> int:
     for prefix, kind in _PREFIXES:
         if name.startswith(prefix):
             return kind
-    return _PLAIN if schemas(name) else ScopeKind.RANGE
+    return _PLAIN if schemas(name) else _OTHER
 
 
 def _python_kind(name: str) -> int:
@@ -250,7 +249,7 @@ class _Reader:
                 is_leaf, backward = True, NODE
                 if name == compat.ACCUMULATE_GRAD:
                     self.accumulate(event.children)
-            elif kind != _FUNCTION:
+            elif kind > 0:
                 scope = self.scope(kind, event, name, scope, backward)
             if kind == _FUNCTION and backward != NODE:
                 self.function_inputs += [k for k in keys if type(k) is int and k >= 0]

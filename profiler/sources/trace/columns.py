@@ -71,7 +71,6 @@ class LeafTable(ColumnTable):
     allocation or release outside both.
     """
 
-    event: Ints  # number of the event in the walk
     start: Ints
     name: Ints  # index in ``EventColumns.names``, -1 for an allocation
     backward: Bytes  # FORWARD, ENGINE or NODE; a backward node is in NODE

@@ -59,11 +59,6 @@ class Graph:
         return len(self.leaf)
 
     @property
-    def allocates(self) -> Bools:
-        """Edges that make their storage."""
-        return np.asarray((self.flags & ALLOCATED) != 0)
-
-    @property
     def mutated(self) -> Bools:
         """Edges that write to a storage that lives on."""
         return np.asarray((self.flags & MUTATED) != 0)

@@ -362,9 +362,9 @@ class _Reader:
         return self.names.setdefault(name, len(self.names))
 
     def leaf(self, start: int, name: int, backward: int, scope: int, sequence: int) -> int:
-        """A new row of the leaf table, of the event that is visited."""
+        """A new row of the leaf table."""
         used = len(self.uses[0])
-        return _append(self.leaves, (self.events, start, name, backward, scope, sequence, used))
+        return _append(self.leaves, (start, name, backward, scope, sequence, used))
 
     def scope(
         self, kind: int, event: Any, name: str, parent: int, backward: int, identity: int = 0
@@ -384,7 +384,7 @@ class _Reader:
         return EventColumns(
             events=self.events,
             keys=self.key_table(allocations),
-            leaves=LeafTable(*_columns(self.leaves, "iqiBiqi")),
+            leaves=LeafTable(*_columns(self.leaves, "qiBiqi")),
             use_key=frozen(self.uses[0]),
             use_effect=frozen(self.uses[1]),
             allocations=allocations,

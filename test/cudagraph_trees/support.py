@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import repetition
 import torch
@@ -20,6 +20,8 @@ from memprof.cudagraph_trees.call.entry import cudagraphify_impl
 from memprof.cudagraph_trees.call.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.replay.node import CUDAGraphNode
 from memprof.simulated_cuda.control import simulated
+
+T = TypeVar("T")
 
 SIMULATED = simulated()
 VALUES = not SIMULATED or os.environ.get("SIMGPU_VALUES") == "1"
@@ -113,6 +115,13 @@ def next_step() -> None:
     from torch._dynamo.mutation_guard import GenerationTracker
 
     GenerationTracker.generation += 1
+
+
+def in_steps(turns: Iterable[T]) -> Iterator[T]:
+    """The turns of a loop, each in a new step."""
+    for turn in turns:
+        next_step()
+        yield turn
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from memprof.cudagraph_trees.explain.attribution import explain_pool
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.torch_options import TreeOptions
 
-from .support import graphed, manager, next_step, pool_segments
+from .support import graphed, in_steps, manager, pool_segments
 
 pytestmark = pytest.mark.simgpu
 
@@ -23,8 +23,7 @@ def test_between_calls() -> None:
     f = graphed(lambda x: (x + 1, x + 2), [torch.ones(1001, device="cuda")])
     g = graphed(lambda x: [x * 2], [torch.ones(1001, device="cuda")])
     states = set()
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         a, b = f([torch.ones(1001, device="cuda")])
         (c,) = g([a])
         parts = explain_pool(manager())
@@ -48,8 +47,7 @@ def test_the_users_memory_history_stays_as_it_is(junk: int) -> None:
             torch.empty(i, device="cuda")
         mark = torch.empty(12345, dtype=torch.uint8, device="cuda")
         f = graphed(lambda x: [x * 2 + 1], [torch.ones(64, device="cuda")], torch_options=options)
-        for _ in range(3):
-            next_step()
+        for _ in in_steps(range(3)):
             f([torch.ones(64, device="cuda")])
         assert torch._C._cuda_isHistoryEnabled()
         sizes = [e["size"] for e in torch.cuda.memory._snapshot()["device_traces"][0]]

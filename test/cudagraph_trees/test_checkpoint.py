@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, same
+from .support import graphed, in_steps, manager, next_step, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -214,8 +214,7 @@ def test_a_call_inside_of_a_backward_begins_no_step(before: int, mark: bool) -> 
 def test_what_inference_made_part_of_a_graph_keeps_its_step_until_a_backward() -> None:
     # GIVEN a function that a reentrant checkpoint runs, and a call of another one after it
     f, other = (graphed(lambda x: [x * 3], [ones()]) for _ in range(2))
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         x = torch.full((4,), float(i), device="cuda", requires_grad=True)
         with torch.no_grad():
             (y,) = f([x.detach().clone()])
@@ -241,8 +240,7 @@ def test_a_held_result_of_inference_does_not_keep_other_inference_waiting() -> N
     f = graphed(lambda x: [x + 1], [latent])
     held = []
     with torch.no_grad():
-        for _ in range(5):
-            next_step()
+        for _ in in_steps(range(5)):
             held += f([latent])
     # THEN each call began a step
     assert manager().path.step == 5

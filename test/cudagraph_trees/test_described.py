@@ -21,7 +21,7 @@ from memprof.profiler.model import (
     ViewAndMutationMeta,
 )
 
-from .support import graphed, manager, next_step, roots, same
+from .support import graphed, in_steps, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -42,8 +42,7 @@ def reasons(kind: LedgerKind) -> list[str]:
 def test_an_input_that_is_written_to_is_refused_by_name(mutated: bool) -> None:
     description = GraphDescription((replace(X, mutated=mutated),), (OUT,))
     f = graphed(lambda x: [x + 1], [full(0)], description=description)
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         same(f([full(i)]), [full(i + 1)])
     why = ["it writes to inputs that graphs copy: L['x']"] if mutated else []
     assert reasons(LedgerKind.SKIP) == why
@@ -55,8 +54,7 @@ def test_what_stays_is_read_where_it_lies(static: bool) -> None:
     description = GraphDescription((replace(X, static=static),), (OUT,))
     x = full(1)
     f = graphed(lambda x: [x + 1], [x], (), description=description)
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([x])
     (node,) = roots()
     assert (node.input_plan.static, node.input_plan.copied) == (([0], []) if static else ([], [0]))
@@ -70,8 +68,7 @@ def test_an_output_that_is_the_users_is_kept(saved: bool) -> None:
     f = graphed(
         lambda x: [x + 1], [full(0)], description=GraphDescription((X,), (out,)), clone_outputs=True
     )
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (held,) = f([full(i)])
     next_step()
     f([full(9)])
@@ -96,8 +93,7 @@ def test_a_donated_input_is_freed(donated: bool) -> None:
 
     description = GraphDescription((value,), (OUT,))
     f = graphed(double, [full(0)], is_backward=True, description=description)
-    for i in range(2):
-        next_step()
+    for i in in_steps(range(2)):
         given = [full(i)]
         source.append(weakref.ref(given[0]))
         same(f(given), [full(2 * i)])
@@ -116,8 +112,7 @@ def test_what_updates_leaves_returns_state_that_lasts(leaf: bool) -> None:
         description=GraphDescription((value,), (OUT,), metadata),
     )
     x = full(1)
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (held,) = f([x])
     next_step()
     f([x])
@@ -137,8 +132,7 @@ def test_a_partition_with_sizes_is_described() -> None:
         lambda x: (x * weight).sum(0), backend="memprof", dynamic=True, options={"observe_runs": 0}
     )
     for n in (3, 5):
-        for _ in range(3):
-            next_step()
+        for _ in in_steps(range(3)):
             compiled(torch.ones(n, 4, device="cuda"))
     assert {f.mode.name for f in manager().owner.functions} == {"FORWARD"}
     for function in manager().owner.functions:
@@ -157,8 +151,7 @@ def test_what_comes_after_the_described_inputs_is_a_size_or_no_description(
     given = [full(0), *extra]
     description = GraphDescription((replace(X, mutated=True),), (OUT,))
     f = graphed(lambda x, *_: [x + 1], given, description=description)
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f(list(given))
     assert bool(reasons(LedgerKind.SKIP)) == (more != [full])
 
@@ -171,8 +164,7 @@ def test_a_view_of_an_input_is_checked(said: int | None, view: bool) -> None:
     x = full(1)
     description = GraphDescription((replace(X, static=True),), (replace(OUT, alias_of_input=said),))
     f = graphed(lambda x: [x[1:] if view else x + 1], [x], description=description)
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         (out,) = f([x])
         same(out, x[1:] if view else x + 1)
     (node,) = roots()
@@ -197,8 +189,7 @@ def test_a_view_of_an_output_is_checked(kind: OutputType, view: bool) -> None:
         return [y, y[1:] if view else x[1:] * 2]
 
     f = graphed(double, [full(0)], description=GraphDescription((X,), outputs, metadata))
-    for i in range(3):
-        next_step()
+    for i in in_steps(range(3)):
         first, second = f([full(i)])
         same(first, full(2 * i))
         same(second, full(2 * i)[1:])

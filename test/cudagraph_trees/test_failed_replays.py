@@ -10,7 +10,7 @@ import torch
 
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, same
+from .support import graphed, in_steps, manager, next_step, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -33,8 +33,7 @@ def test_of_a_step_that_runs() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: [x + 1], [x])
     g = graphed(lambda x: [x * 2], [x])
-    for _ in range(5):
-        next_step()
+    for _ in in_steps(range(5)):
         made = f([x])
         g(list(made))
     # GIVEN a step in which the first of two functions was replayed
@@ -53,8 +52,7 @@ def test_of_a_step_that_runs() -> None:
 def test_of_one_that_begins_a_step() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: [x + 1], [x])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         f([x])
     step, _, _, counted, generation = books()
     # WHEN the first replay of a step fails
@@ -75,8 +73,7 @@ def test_a_backward_that_fails_is_still_awaited() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: [x + 1], [x], is_inference=False)
     b = graphed(lambda g: [g * 2], [x], is_backward=True)
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (y,) = f([x])
         (g,) = b([y])
         del y, g

@@ -17,6 +17,7 @@ from memprof.profiler.model import LedgerKind
 from .support import (
     frozen,
     graphed,
+    in_steps,
     live_blocks,
     manager,
     next_step,
@@ -42,8 +43,7 @@ def program() -> tuple[ExecutionState | None, bool]:
     w = torch.ones(N, device="cuda")
     f = graphed(lambda w, x: [w * x + 1, torch.relu(w * x) * 3], [w, w], static=(0,))
     g = graphed(lambda a, b: [a - b, a * 2], [w, w])
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         a, b = f([w, torch.full((N,), float(i), device="cuda")])
         c, d = g([a, b])
         del a, b
@@ -119,8 +119,7 @@ def test_an_operation_that_cannot_be_captured() -> None:
         return [x + 1]
 
     f = graphed(foo, [torch.ones(4, device="cuda")])
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         (y,) = f([torch.full((4,), float(i), device="cuda")])
         same(y, torch.full((4,), i + 1.0))
         del y
@@ -149,8 +148,7 @@ def test_a_failure_below_a_replayed_node_leaves_its_outputs_alone() -> None:
         return [x * 3]
 
     g = graphed(bad, [torch.ones(4, device="cuda")])
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         a, b = f([torch.full((4,), float(i), device="cuda")])
         (c,) = g([a])
         same(a, torch.full((4,), i + 1.0))
@@ -171,8 +169,7 @@ def test_an_input_that_is_returned_after_a_failed_recording(held: bool) -> None:
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
     g = graphed(saves, [torch.ones(4, device="cuda")])
     h = graphed(lambda x: [x - 7], [torch.ones(4, device="cuda")])
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         (a,) = f([torch.full((4,), float(i), device="cuda")])
         # WHEN nobody else holds it, or somebody does
         args = [a]
@@ -193,8 +190,7 @@ def test_the_programs_own_error_reaches_the_user() -> None:
         raise KeyError("mine")
 
     f = graphed(foo, [torch.ones(4, device="cuda")])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         with pytest.raises(KeyError, match="mine"):
             f([torch.ones(4, device="cuda")])
 
@@ -210,8 +206,7 @@ def test_a_function_none_of_whose_calls_returns() -> None:
         raise KeyError("mine")
 
     other = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
-    for _ in range(2):
-        next_step()
+    for _ in in_steps(range(2)):
         other([torch.ones(4, device="cuda")])
     f = graphed(foo, [torch.ones(4, device="cuda")], constants=(constant,))
     for _ in range(4):
@@ -244,8 +239,7 @@ def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:
     g = graphed(foo, [torch.ones(4, device="cuda")])
     with frozen():
         kept = []
-        for i in range(10):
-            next_step()
+        for i in in_steps(range(10)):
             # GIVEN outputs of a replay
             a, b = f([torch.full((4,), float(i), device="cuda")])
             # WHEN the program is interrupted below it, and its error is kept for a while
@@ -306,8 +300,7 @@ def test_a_warm_up_before_which_nothing_could_be_copied(monkeypatch: pytest.Monk
         with pytest.raises(MemoryError):
             f([buffer])
     assert runs == []
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (y,) = f([buffer])
         same(y, torch.full((4,), i + 2.0))
         del y
@@ -328,8 +321,7 @@ def test_a_failed_warm_up_does_not_write_twice() -> None:
         return [b + 1]
 
     f = graphed(foo, [buffer, buffer], static=(0,), mutated_input_idxs=(0,))
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         (y,) = f([buffer, torch.ones(4, device="cuda")])
         same(buffer, torch.full((4,), i + 1.0))
         same(y, torch.full((4,), i + 2.0))
@@ -378,8 +370,7 @@ def test_memory_that_a_function_keeps_is_not_recorded_over() -> None:
         return [y * 2]
 
     f = graphed(foo, [torch.ones(4, device="cuda")])
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         (y,) = f([torch.full((4,), float(i), device="cuda")])
         same(y, torch.full((4,), 2.0 * (i + 1)))
         del y
@@ -400,8 +391,7 @@ def test_a_backward_is_not_recorded_while_its_forward_runs_without_a_graph() -> 
     g = graphed(lambda y: [y + 1], [x], (0,), is_backward=True, compile_id="7/0")
     other = graphed(lambda y: [y + 1], [x], (0,), is_backward=True, compile_id="8/0")
     kept = []
-    for _ in range(6):
-        next_step()
+    for _ in in_steps(range(6)):
         (saved,) = f([x])
         kept.append(saved)  # so that the next one is elsewhere
         same(g([saved])[0], torch.ones(4))
@@ -410,8 +400,7 @@ def test_a_backward_is_not_recorded_while_its_forward_runs_without_a_graph() -> 
     reasons = {e.reason for e in manager().entries() if e.kind is LedgerKind.SKIP}
     assert "its forward ran without a graph" in reasons
     # AND another graph's backward is not concerned
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         other([x])
     assert [n.wrapped_function.compile_id for n in manager().nodes()] == ["8/0"]
 
@@ -428,8 +417,7 @@ def test_a_size_whose_forward_cannot_be_recorded_leaves_the_other_sizes_their_ba
     g = graphed(lambda y, n: [y + 1], [x, 5], is_backward=True, compile_id="7/0")
 
     def run(n: int, times: int) -> None:
-        for _ in range(times):
-            next_step()
+        for _ in in_steps(range(times)):
             (y,) = f([x, n])
             same(g([y, n])[0], torch.ones(4))
 

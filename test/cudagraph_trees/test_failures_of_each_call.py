@@ -20,7 +20,7 @@ from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import frozen, graphed, live_blocks, manager, next_step, pool_segments, same
+from .support import frozen, graphed, in_steps, live_blocks, manager, pool_segments, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -68,8 +68,7 @@ def train(guard: Guard, n: int) -> bool:
     w1, w2 = torch.full((1,), 0.5, device="cuda"), torch.full((1,), 2.0, device="cuda")
     first, second = Layer(w1, n), Layer(w2, n)
     out = []
-    for i in range(STEPS):
-        next_step()
+    for i in in_steps(range(STEPS)):
         x = torch.full((n,), 0.1 * (i + 1), device="cuda")
         y1, x1, s1 = guard(functools.partial(first.forward, [w1, x]))
         y2, x2, s2 = guard(functools.partial(second.forward, [w2, y1]))

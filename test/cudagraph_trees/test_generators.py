@@ -14,7 +14,7 @@ from memprof.cudagraph_trees.device.cuda import GeneratorStates
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import VALUES, graphed, manager, next_step, same
+from .support import VALUES, graphed, in_steps, manager, next_step, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -210,8 +210,7 @@ def test_what_another_thread_draws_while_something_is_recorded_is_not_drawn_agai
 
     x = torch.zeros(N, device=CUDA)
     f = graphed(meanwhile, [x])
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([x])
     assert failures() == []
     (first,) = drawn

@@ -13,7 +13,7 @@ from memprof.cudagraph_trees.replay.errors import UntrackedMemory
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerEntry, LedgerKind
 
-from .support import graphed, live_blocks, manager, next_step, same
+from .support import graphed, in_steps, live_blocks, manager, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -55,8 +55,7 @@ def run(keeper: Keeper, first: str, steps: int = 8) -> tuple[object, object]:
     a = graphed(keeper, [ones()], compile_id="keeper")
     b = graphed(lambda x: [x - 1, x * 3], [ones()], compile_id="innocent")
     seen = []
-    for i in range(steps):
-        next_step()
+    for i in in_steps(range(steps)):
         x = ones(i)
         if first == "keeper":
             (y,) = a([x])
@@ -110,8 +109,7 @@ def test_one_that_fills_a_cache_is_recorded() -> None:
 
     f = graphed(cached, [ones()])
     g = graphed(lambda x: [x * 2], [ones()])
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         (y,) = f([ones(i)])
         (z,) = g([y])
         same(z, ones(2.0 * (i + 5)))
@@ -127,8 +125,7 @@ def test_one_that_fills_a_cache_is_recorded() -> None:
 def test_outputs_of_the_step_outlive_the_pool_that_is_left() -> None:
     keeper = Keeper(lambda: True)
     f = graphed(lambda x: [x + 1], [ones()])
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (y,) = f([ones(i)])
         if i == 3:
             a = graphed(keeper, [ones()])
@@ -150,8 +147,7 @@ def test_a_tensor_in_a_reference_cycle_is_not_kept() -> None:
         return [x * 2]
 
     f = graphed(cycle, [ones()])
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         (y,) = f([ones(i)])
         same(y, ones(2.0 * i))
         del y

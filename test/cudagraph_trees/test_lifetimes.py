@@ -17,7 +17,7 @@ import torch
 from memprof.cudagraph_trees.replay.spec import FunctionSpec
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, pool_segments, same
+from .support import graphed, in_steps, manager, pool_segments, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -36,8 +36,7 @@ class Model:
 
 
 def run(f: Callable[[list[Any]], list[Any]], times: int) -> None:
-    for _ in range(times):
-        next_step()
+    for _ in in_steps(range(times)):
         out = f([torch.ones(4, device="cuda")])
         same(out[0], torch.full((4,), 3.0))
         del out
@@ -82,8 +81,7 @@ def test_a_function_that_dies_while_its_output_is_held() -> None:
     g = other()
     f = graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")])
     h = graphed(lambda y: [y + 1], [torch.ones(4, device="cuda")])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (y,) = f([torch.ones(4, device="cuda")])
         (z,) = h([y])
     # WHEN the function dies whose recording is above that of another in the path that runs
@@ -103,8 +101,7 @@ def test_a_function_that_dies_while_its_output_is_held() -> None:
 
 
 def run_other(g: Callable[[list[Any]], list[Any]], times: int) -> None:
-    for _ in range(times):
-        next_step()
+    for _ in in_steps(range(times)):
         (y,) = g([torch.ones(4, device="cuda")])
         same(y, torch.full((4,), 3.0))
         del y
@@ -119,8 +116,7 @@ def test_a_pool_whose_recordings_are_all_gone_is_given_back() -> None:
     )
     g = graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")])
     run(g, 1)
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         f([torch.ones(1, device="cuda")])
     assert sum(s["total_size"] for s in pool_segments()) >= 8 * MIB
     # WHEN it dies, and the other one is called again
@@ -203,8 +199,7 @@ def test_replays_of_one_that_was_recorded_after_itself_are_counted_once() -> Non
     # GIVEN a function that is called twice in each step, so that one recording is below the other
     g = other()
     f = graphed(lambda x: [x * 3], [torch.ones(4, device="cuda")])
-    for _ in range(5):
-        next_step()
+    for _ in in_steps(range(5)):
         first = f([torch.ones(4, device="cuda")])
         second = f([torch.ones(4, device="cuda")])
         del first, second

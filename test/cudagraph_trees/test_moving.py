@@ -16,7 +16,7 @@ from memprof.cudagraph_trees.call.inductor import use_in_inductor
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
-from .support import graphed, live_blocks, manager, next_step, pool_segments, same
+from .support import graphed, in_steps, live_blocks, manager, next_step, pool_segments, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -106,8 +106,7 @@ def test_a_small_share_of_large_inputs_is_copied() -> None:
         lambda a, b, x: [a[:4] * b[:4] * x], [large, few, torch.ones(4, device="cuda")], (0, 1)
     )
     room = []
-    for _ in range(8):
-        next_step()
+    for _ in in_steps(range(8)):
         few.data = few.data.clone()
         room.append(torch.empty(LARGE, device="cuda"))
         (y,) = f([large, few, torch.ones(4, device="cuda")])
@@ -127,8 +126,7 @@ def test_an_input_that_is_written_to_is_never_copied() -> None:
 
     f = graphed(count, [seen, w, seen], (0, 1), mutated_input_idxs=(0,))
     room = []
-    for _ in range(8):
-        next_step()
+    for _ in in_steps(range(8)):
         w.data = w.data.clone()
         room.append(torch.empty(SMALL, device="cuda"))
         f([seen, w, torch.ones(4, device="cuda")])
@@ -226,8 +224,7 @@ def test_storages_that_are_resized_as_fsdp_does() -> None:
     nbytes = w.untyped_storage().nbytes()
     f = graphed(scale, [w, torch.ones(4, device="cuda")], static=(0,))
     found, room = [], []
-    for _ in range(8):
-        next_step()
+    for _ in in_steps(range(8)):
         w.untyped_storage().resize_(nbytes)
         w.fill_(2.0)
         out = f([w, torch.ones(4, device="cuda")])
@@ -286,8 +283,7 @@ def test_outputs_of_a_step_in_which_the_pool_is_given_back_are_right() -> None:
     first = graphed(lambda x: [x + 1, x + 2], [torch.ones(MIB, device="cuda")])
     second = graphed(scale, [w, torch.ones(4, device="cuda")], static=(0,))
     kept = []
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         w.data = w.data.clone()
         a, b = first([torch.full((MIB,), float(i), device="cuda")])
         y, _ = second([w, a[:4]])

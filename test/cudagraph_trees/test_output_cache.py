@@ -14,7 +14,7 @@ from memprof.cudagraph_trees.replay import native
 from memprof.cudagraph_trees.replay.outputs import OutputCache
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, roots, same
+from .support import graphed, in_steps, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -211,8 +211,7 @@ def test_gradients_keep_their_values_for_whoever_holds_them() -> None:
     # GIVEN a backward whose gradient nobody puts into a ``.grad``
     g = graphed(lambda x: [x * 2, x * 3], [full(0)], is_backward=True)
     held = []
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         twice, thrice = g([full(i)])
         held.append(twice if i % 2 else thrice)
         del twice, thrice
@@ -226,8 +225,7 @@ def test_a_gradient_of_a_parameter_is_moved_out_and_nothing_else_is_noted() -> N
     w = torch.nn.Parameter(full(2))
     f = graphed(lambda w, x: [w * x, x + 0], [w, full(0)], static=(0,), is_inference=False)
     g = graphed(lambda x: [x * 1], [full(0)], is_backward=True)
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         y, saved = f([w, full(i)])
         made = [saved]
         del saved
@@ -247,8 +245,7 @@ def test_a_gradient_of_a_parameter_is_moved_out_and_nothing_else_is_noted() -> N
 def test_a_view_that_could_not_be_cloned_says_why() -> None:
     f = graphed(lambda x: [x + 1], [full(0)], clone_outputs=True)
     held = []
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (y,) = f([full(1)])
         held.append(y.view(-1))
         del y
@@ -265,8 +262,7 @@ def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:
         return [w * x, w]
 
     f = graphed(forward, [w, full(0)], static=(0,), is_inference=False)
-    for value in range(4):
-        next_step()
+    for value in in_steps(range(4)):
         with torch.no_grad():
             y, saved = f([w, full(value)])
         assert saved is w
@@ -286,8 +282,7 @@ def test_what_was_done_to_an_output_without_memory_does_not_reach_the_next_repla
     # GIVEN a function whose second output has no elements, in every phase
     f = graphed(lambda x: [x + 1, x.new_zeros(0, 3)], [full(0)])
     left = []
-    for _ in range(5):
-        next_step()
+    for _ in in_steps(range(5)):
         _, empty = f([full(1)])
         # THEN it is as if nobody had ever seen it
         assert not vars(empty)
@@ -328,8 +323,7 @@ def test_a_replay_that_is_interrupted_while_its_outputs_are_made(
 ) -> None:
     # GIVEN a recording, of which no output was made before
     f = graphed(lambda x: [x + 1, x + 2], [full(0)])
-    for _ in range(2):
-        next_step()
+    for _ in in_steps(range(2)):
         f([full(0)])
     made = OutputCache._fill_slot
 
@@ -345,8 +339,7 @@ def test_a_replay_that_is_interrupted_while_its_outputs_are_made(
         with pytest.raises(KeyboardInterrupt):
             f([full(1)])
     # THEN later ones return both
-    for i in (2, 3):
-        next_step()
+    for i in in_steps((2, 3)):
         same(f([full(i)]), [full(i + 1), full(i + 2)])
 
 

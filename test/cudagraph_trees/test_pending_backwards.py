@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memprof.cudagraph_trees.replay.path import ExecutionState
 
-from .support import graphed, manager, next_step, same
+from .support import graphed, in_steps, manager, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -50,8 +50,7 @@ def forward() -> Boxed:
 def test_what_only_a_pending_backward_holds_is_live() -> None:
     # GIVEN a forward of which nothing but the node of autograd holds a thing
     f, others = forward(), [graphed(lambda x: [x + 5, x + 6], [ones()]) for _ in range(2)]
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         x = ones(i).requires_grad_()
         loss = Saves.apply(f, x).sum()
         node = manager().path.node
@@ -59,8 +58,7 @@ def test_what_only_a_pending_backward_holds_is_live() -> None:
         assert not node.all_outputs_are_dead()
         # WHEN other graphs of the same sizes run before its backward, their outputs held
         held = []
-        for other in others:
-            next_step()
+        for other in in_steps(others):
             held += other([ones(100)])
         # THEN they run after it, and took none of its memory
         assert node in (manager().path.node.parent.parent,)  # type: ignore[union-attr]
@@ -76,8 +74,7 @@ def test_what_a_stale_graph_of_autograd_holds_is_dead(cyclic: bool) -> None:
     # GIVEN outputs that are handed out again at each replay, and carry the graph of the last one,
     # which holds what was saved beside them
     f = forward()
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         y = Saves.apply(f, ones(i).requires_grad_())
         node = manager().path.node
         assert node is not None
@@ -97,13 +94,11 @@ def test_what_a_stale_graph_of_autograd_holds_is_dead(cyclic: bool) -> None:
 def test_a_forward_that_nobody_needs_holds_no_step_of_what_comes_after_it() -> None:
     # GIVEN a forward whose outputs are dropped at once, and no backward
     f, g = forward(), graphed(lambda x: [x * 3], [ones()])
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         f([ones()])
         # WHEN inference follows
         outputs = []
-        for k in range(3):
-            next_step()
+        for k in in_steps(range(3)):
             outputs += g([ones(k + i)])
         # THEN each of its calls begins a step
         same(outputs[-1], torch.full((4,), 3.0 * (2 + i)))

@@ -30,7 +30,7 @@ from .random_programs import (
     Step,
     same_numbers_in_all_kernels,
 )
-from .support import VALUES, graphed, next_step
+from .support import VALUES, graphed, in_steps
 
 pytestmark = [
     pytest.mark.simgpu,
@@ -267,8 +267,7 @@ def test_a_forward_with_outputs_on_the_host_that_runs_in_backwards_alone_is_reco
 
     f = graphed(forward, [torch.ones(4, device="cuda")], is_inference=False)
     out: list[Tensor] = []
-    for step in range(4):
-        next_step()
+    for step in in_steps(range(4)):
         out.clear()
         x = torch.ones(4, device="cuda", requires_grad=True)
         # WHEN all its calls come in a backward, as those in a reentrant checkpoint do

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step
+from .support import graphed, in_steps, manager, next_step
 
 pytestmark = pytest.mark.simgpu
 
@@ -76,12 +76,10 @@ def leaf() -> Tensor:
 def test_a_backward_that_is_first_called_when_its_forward_is_replayed() -> None:
     # GIVEN a forward that was recorded, and no backward yet
     run, back, fn = pair()
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         Pair.apply(leaf(), run, back)
-    for _ in range(4):
+    for _ in in_steps(range(4)):
         # WHEN it is followed by one
-        next_step()
         x = leaf()
         Pair.apply(x, run, back).sum().backward()
         # THEN that is warmed up with its state on the host, and is recorded in the end
@@ -98,16 +96,13 @@ def test_a_checkpoint_sees_one_device(recorded: bool) -> None:
     run, back, _ = pair()
     losses = []
     if recorded:
-        for _ in range(3):
-            next_step()
+        for _ in in_steps(range(3)):
             checkpoint(Pair.apply, leaf(), run, back, use_reentrant=False)
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         x = leaf()
         losses.append((x, checkpoint(Pair.apply, x, run, back, use_reentrant=False).sum()))
     # WHEN their backwards come late, and recompute them in other ways
-    for x, loss in losses:
-        next_step()
+    for x, loss in in_steps(losses):
         loss.backward()
         # THEN none of them finds another device
         assert x.grad is not None
@@ -140,7 +135,6 @@ def test_a_users_output_on_the_host_stays_there() -> None:
         devices.append(number.device.type)
         return x * 2
 
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         checkpoint(call, leaf(), use_reentrant=False).sum().backward()
     assert set(devices) == {"cpu"}

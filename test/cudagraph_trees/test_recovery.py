@@ -17,7 +17,7 @@ from memprof.cudagraph_trees.steps.step_end import ParameterRefs
 from memprof.profiler.model import GraphDescription, LedgerKind
 from memprof.simulated_cuda import control
 
-from .support import graphed, live_blocks, manager, next_step, same
+from .support import graphed, in_steps, live_blocks, manager, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -73,8 +73,7 @@ def test_inputs_that_died_in_the_warm_up_are_had_again() -> None:
 
     f = graphed(halves, [full(1)])
     g = fails_once([full(0)] * 3)
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         made = f([full(i)])
         # WHEN its warm-up fails, having let go of them
         (y,) = g(made)
@@ -97,8 +96,7 @@ def test_inputs_that_are_too_large_to_be_kept(
     inputs = [buffer, full(0)] if written else [full(0)]
     which = [0] if written else []
     g = fails_once(inputs, static=which, mutated=which)
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         made = [buffer, *f([full(i)])] if written else f([full(i)])
         if i == 0:
             # WHEN the warm-up fails THEN the error is the program's, and says what memprof did
@@ -172,8 +170,7 @@ def test_what_is_kept_to_call_again_takes_no_device_memory() -> None:
 
     f = cudagraphify_impl(model, inputs(), device_index=0, is_inference=True, is_backward=False)
     peaks = []
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         before = torch.cuda.memory_allocated()
         arguments = inputs()
         torch.cuda.reset_peak_memory_stats()
@@ -212,8 +209,7 @@ def test_a_launch_that_fails_reaches_the_user_and_later_calls_are_right() -> Non
         pytest.skip("no simulated CUDA device")
     f = graphed(lambda x: [x + 1], [full(0)])
     g = graphed(lambda x: [x * 2], [full(0)])
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         made = f([full(i)])
         if i == 3:
             control.fail("cudaGraphLaunch", 0, 999)

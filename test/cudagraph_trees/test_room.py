@@ -15,7 +15,7 @@ from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
 
-from .support import collect, graphed, manager, next_step, pool_segments, same
+from .support import collect, graphed, in_steps, manager, pool_segments, same
 
 pytestmark = [pytest.mark.simgpu, pytest.mark.usefixtures("whole_device")]
 
@@ -50,8 +50,7 @@ def reasons(kind: LedgerKind) -> list[str]:
 
 def run(f: Callable[[list[Tensor]], list[Tensor]], steps: int) -> None:
     """Call ``x + 1`` in so many steps."""
-    for i in range(steps):
-        next_step()
+    for i in in_steps(range(steps)):
         same(f([one(i)])[0], one(i + 1.0))
 
 
@@ -96,8 +95,7 @@ def test_what_writes_too_much_to_be_copied_is_warmed_up_in_the_general_pool(
     )
     # The scratch memory fits once.
     leave(72 * MIB)
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         # THEN nothing was added twice
         same(f([cache, one()])[0], one(i + 1.0))
         if i == 0:
@@ -141,8 +139,7 @@ def test_a_call_that_fits_nowhere_changes_nothing() -> None:
     too_large = graphed(functools.partial(with_scratch, 512), [one()])
     run(small, 3)
     leave(128 * MIB)
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         with pytest.raises(torch.OutOfMemoryError):
             too_large([one()])
     # THEN what fits has its graph in the end
@@ -179,8 +176,7 @@ def test_there_is_room_for_what_the_first_step_of_an_optimizer_makes(fits: bool)
     # recorded. The state takes 64, an update 48.
     leave((290 if fits else 218) * MIB)
     state: list[Tensor] = []
-    for _ in range(5):
-        next_step()
+    for _ in in_steps(range(5)):
         saved = f([parameters])
         (gradient,) = b(saved)
         same(gradient[:4], one())

@@ -18,7 +18,7 @@ from memprof.cudagraph_trees.steps import step_end
 from memprof.profiler.model import LedgerKind, TreeCause
 from memprof.profiler.sources.allocator._torch_compat import pool_segments as memory_snapshot
 
-from .support import descendants, graphed, live_blocks, manager, next_step, roots, same
+from .support import descendants, graphed, in_steps, live_blocks, manager, next_step, roots, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -39,8 +39,7 @@ def test_a_graph_that_writes_to_what_it_would_copy_says_so() -> None:
 
     x = torch.ones(4, device="cuda")
     f = graphed(write, [x, x], mutated_input_idxs=(1,))
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([x, torch.ones(4, device="cuda")])
     assert causes(LedgerKind.SKIP) == [TreeCause.WRITES_TO_COPIED]
 
@@ -52,8 +51,7 @@ def test_an_output_of_a_former_step_raises(before: int, view: bool) -> None:
     f = graphed(
         lambda x: [x + 1], [torch.ones(4, device="cuda")], stack_traces=["model.py:3 in forward"]
     )
-    for _ in range(before):
-        next_step()
+    for _ in in_steps(range(before)):
         f([torch.ones(4, device="cuda")])
     next_step()
     (old,) = f([torch.ones(4, device="cuda")])
@@ -79,12 +77,10 @@ def test_an_output_of_a_former_step_raises(before: int, view: bool) -> None:
 def test_outputs_clone_keeps_every_value(before: int) -> None:
     configure(outputs="clone")
     f = graphed(lambda x: (x + 1, x * 2), [torch.ones(4, device="cuda")])
-    for _ in range(before):
-        next_step()
+    for _ in in_steps(range(before)):
         f([torch.ones(4, device="cuda")])
     kept = []
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         kept.append(f([torch.full((4,), float(i), device="cuda")]))
     for i, (p, q) in enumerate(kept):
         same(p, torch.full((4,), i + 1.0))
@@ -124,8 +120,7 @@ def test_an_output_that_the_collector_takes_while_the_books_are_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     f = graphed(lambda x: [x + 1, x + 2], [torch.ones(4, device="cuda")])
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([torch.ones(4, device="cuda")])
     # GIVEN two outputs of a replay, one of them garbage in a cycle
     next_step()
@@ -154,12 +149,10 @@ def test_an_output_that_the_collector_takes_while_the_books_are_restored(
 def test_an_output_that_is_the_next_steps_argument_is_used_with_its_value(before: int) -> None:
     # GIVEN a recurrent cell: each step's output is the next one's input
     f = graphed(lambda x, h: [x + h], [torch.ones(4, device="cuda")] * 2)
-    for _ in range(before):
-        next_step()
+    for _ in in_steps(range(before)):
         f([torch.ones(4, device="cuda"), torch.ones(4, device="cuda")])
     h = torch.zeros(4, device="cuda")
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         (h,) = f([torch.full((4,), float(i), device="cuda"), h])
     same(h, torch.full((4,), 15.0))
 
@@ -175,14 +168,12 @@ def test_an_output_that_the_next_steps_first_call_writes_to_is_written_to(before
         return [cache * 10]
 
     update = graphed(write, [x, x], mutated_input_idxs=(1,))
-    for _ in range(before):
-        next_step()
+    for _ in in_steps(range(before)):
         make([torch.ones(4, device="cuda")])
     next_step()
     (cache,) = make([torch.ones(4, device="cuda")])
-    for i in range(4):
+    for i in in_steps(range(4)):
         # WHEN that begins a step
-        next_step()
         (y,) = update([torch.ones(4, device="cuda"), cache])
         # THEN whoever holds the cache sees it
         same(cache, torch.full((4,), 3.0 + i))
@@ -209,8 +200,7 @@ def test_arguments_that_the_last_step_made_keep_their_strides_and_what_they_shar
     laid_out = [(t.stride(), t.data_ptr() - y[2:].data_ptr()) for t in views_of(y)]
     call = graphed(use, views_of(y))
     x = torch.arange(64.0).view(8, 8)
-    for i in range(before + 3):
-        next_step()
+    for i in in_steps(range(before + 3)):
         (y,) = make([(x + i).cuda()])
         if i < before:
             continue
@@ -287,8 +277,7 @@ def test_a_static_input_that_the_last_step_made_is_used_with_its_value(
     mutated = (0,) if written else ()
     use = graphed(read, [x, x], static=(0,), mutated_input_idxs=mutated)
     buffer = torch.zeros(4, device="cuda")
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         (y,) = make([torch.full((4,), float(i), device="cuda")])
         # WHEN it is another one from now on, which the last step made
         if i >= 5:
@@ -307,9 +296,8 @@ def test_a_pending_backward_holds_the_step() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: (x + 1, x + 2), [x], is_inference=False)
     g = graphed(lambda a, b: [a + b], [x, x], is_inference=False, is_backward=True)
-    for i in range(5):
+    for i in in_steps(range(5)):
         # GIVEN two forwards, each an invocation of a compiled function of its own
-        next_step()
         out1, saved1 = f([torch.full((4,), float(i), device="cuda")])
         next_step()
         out2, saved2 = f([torch.full((4,), float(10 * i), device="cuda")])
@@ -336,9 +324,8 @@ def test_a_backward_without_a_graph_leaves_another_pending_one_its_step() -> Non
     first_backward = graphed(lambda s, g: [s * g], [x, x], is_backward=True)
     second = graphed(uncapturable, [x], is_inference=False)
     second_backward = graphed(uncapturable, [x], is_backward=True)
-    for i in range(8):
+    for i in in_steps(range(8)):
         # GIVEN two forwards of different compiled functions, the second of which has no graph
-        next_step()
         y, saved = first([torch.full((4,), float(i), device="cuda")])
         next_step()
         (z,) = second([y])
@@ -370,8 +357,7 @@ def test_a_gradient_that_is_held_moves_out_of_the_pool() -> None:
     p = torch.zeros(4, device="cuda", requires_grad=True)
     f = graphed(lambda p, x: [p + x], [p, x], static=(0,), is_inference=False)
     total = torch.zeros(4)
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         with torch.no_grad():
             f([p, torch.ones(4, device="cuda")])
         (grad,) = b([torch.full((4,), float(i), device="cuda")])
@@ -403,8 +389,7 @@ def test_looking_into_a_pool_takes_no_references() -> None:
 
 def test_memory_of_an_output_in_a_cycle_is_reclaimed() -> None:
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (out,) = f([torch.ones(4, device="cuda")])
         cycle = [out]
         cycle.append(cycle)  # type: ignore[arg-type]
@@ -456,8 +441,7 @@ def test_what_such_a_call_was_given_is_there_until_it_was_read() -> None:
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: [x + 1, x + 2], [x])
     g = graphed(late, [x, x])
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         a, b = f([torch.full((4,), float(i), device="cuda")])
         # WHEN one of them is held at a later call
         kept = a if i in (5, 6) else None
@@ -481,8 +465,7 @@ def test_what_such_a_call_copied_is_recorded_again_with_its_strides() -> None:
 
     f = graphed(lambda x: [x + 1], [torch.ones(4, 4, device="cuda")])
     g = graphed(add, [torch.ones(4, 4, device="cuda"), *(v(x.cuda()) for v in views)])
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         (h,) = f([torch.full((4, 4), float(i), device="cuda")])
         # WHEN it is held at a later call, which is called off when the inputs were copied
         kept = h if i == 5 else None
@@ -502,12 +485,10 @@ def test_an_expanded_input_of_other_sizes_is_not_copied_in_part() -> None:
         return torch.arange(float(shape[1]), device="cuda").expand(shape)
 
     f = graphed(lambda x: [x * 2], [rows(4, 6)])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         same(f([rows(4, 6)])[0], rows(4, 6) * 2)
     # WHEN it comes with other sizes, of which no integer tells
-    for shape in ((4, 3), (5, 6)):
-        next_step()
+    for shape in in_steps(((4, 3), (5, 6))):
         # THEN what the recording has for it is not taken for it
         same(f([rows(*shape)])[0], rows(*shape) * 2)
     assert entries(LedgerKind.RERECORD) == ["a copied input has other sizes"] * 2
@@ -540,8 +521,7 @@ def test_stale_autograd_graphs_hold_nothing() -> None:
     compiled = as_autograd_function(f, saves_output=False)
     p = torch.ones(4, device="cuda", requires_grad=True)
     # WHEN steps are never followed by a backward, and nobody keeps their outputs
-    for _ in range(6):
-        next_step()
+    for _ in in_steps(range(6)):
         compiled.apply(p)
     # THEN each call starts from the root: what only the trees hold counts as dead
     (root,) = roots()
@@ -556,8 +536,7 @@ def test_stale_autograd_graphs_hold_nothing_in_inference_mode() -> None:
     g = graphed(lambda x: [x * 3], [x])
     compiled = as_autograd_function(f, saves_output=True)
     p = torch.ones(4, device="cuda", requires_grad=True)
-    for i in range(6):
-        next_step()
+    for i in in_steps(range(6)):
         compiled.apply(p)
         # WHEN the next call of the step is made in inference mode, where detach_() does nothing
         with torch.inference_mode():
@@ -574,8 +553,7 @@ def test_reset_in_the_middle_of_a_step() -> None:
     f = graphed(lambda x: [x + 1], [torch.ones(4, device="cuda")])
     g = graphed(lambda x: [x * 2], [torch.ones(4, device="cuda")])
     for calls in range(1, 5):
-        for i in range(calls):
-            next_step()
+        for i in in_steps(range(calls)):
             (y,) = f([torch.full((4,), float(i), device="cuda")])
         reset_cudagraph_trees()
         # THEN outputs are valid, and functions go on working
@@ -588,8 +566,7 @@ def test_reset_in_the_middle_of_a_step() -> None:
 @pytest.mark.parametrize("kind", ["cpu tensor", "float"])
 def test_a_value_that_a_recording_would_keep_is_not_recorded(kind: str) -> None:
     f = graphed(lambda x, s: [x * s], [torch.ones(4, device="cuda"), 2.0])
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         s = float(i) if kind == "float" else torch.tensor(float(i))
         (y,) = f([torch.ones(4, device="cuda"), s])
         same(y, torch.full((4,), float(i)))
@@ -602,8 +579,7 @@ def test_a_value_that_a_recording_would_keep_is_not_recorded(kind: str) -> None:
 def test_what_a_warm_up_took_is_given_back_where_nothing_is_recorded() -> None:
     x = torch.ones(64 << 18, device="cuda")
     f = graphed(lambda x, s: [x * s], [x, 2.0])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (y,) = f([x, 2.0])
         same(y, 2 * x)
         del y
@@ -618,8 +594,7 @@ def test_a_value_elsewhere_in_the_warm_up_alone_does_not_hinder() -> None:
     # GIVEN attention's backward: it gets the random state in a CPU tensor when its forward ran,
     # and in a CUDA tensor when that was recorded
     f = graphed(lambda x, s: [x * s], [torch.ones(4, device="cuda")] * 2)
-    for i in range(5):
-        next_step()
+    for i in in_steps(range(5)):
         s = torch.tensor(float(i), device="cpu" if i == 0 else "cuda")
         (y,) = f([torch.ones(4, device="cuda"), s])
         same(y, torch.full((4,), float(i)))
@@ -633,9 +608,8 @@ def test_a_misaligned_view_of_an_output_is_copied() -> None:
     # GIVEN a function that was compiled for an aligned input
     f = graphed(lambda x: [x + 1], [torch.ones(65, device="cuda")])
     g = graphed(lambda x: [x * 2], [torch.ones(64, device="cuda")])
-    for i in range(5):
+    for i in in_steps(range(5)):
         # WHEN it gets a view of another one's output that is not
-        next_step()
         (y,) = f([torch.full((65,), float(i), device="cuda")])
         (z,) = g([y[1:]])
         same(z, torch.full((64,), 2.0 * (i + 1)))
@@ -661,8 +635,7 @@ def test_a_call_inside_of_a_capture_of_the_programs_own(before: int) -> None:
     of its own THEN it becomes part of that, and is recorded after it."""
     x = torch.ones(4, device="cuda")
     f = graphed(lambda x: [x * 2 + 1], [x])
-    for _ in range(before):
-        next_step()
+    for _ in in_steps(range(before)):
         f([x])
     graph = torch.cuda.CUDAGraph()
     next_step()
@@ -670,7 +643,6 @@ def test_a_call_inside_of_a_capture_of_the_programs_own(before: int) -> None:
         (y,) = f([x])
     graph.replay()
     same(y, torch.full((4,), 3.0))
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         same(f([x]), [torch.full((4,), 3.0)])
     assert len(roots()) == 1

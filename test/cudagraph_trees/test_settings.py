@@ -7,7 +7,7 @@ import torch
 
 from memprof.cudagraph_trees.settings import configure, parse_bytes
 
-from .support import graphed, next_step, pool_segments
+from .support import graphed, in_steps, pool_segments
 
 pytestmark = pytest.mark.simgpu
 
@@ -17,8 +17,7 @@ MIB = 1 << 20
 def test_a_pool_starts_with_one_segment() -> None:
     configure(pool_initial="32MiB")
     f = graphed(lambda x: [x * 2 + 1], [torch.ones(4, device="cuda")])
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([torch.ones(2 * MIB, device="cuda")])
     (segment,) = pool_segments()
     assert segment["total_size"] == 32 * MIB

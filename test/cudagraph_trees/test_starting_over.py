@@ -13,7 +13,7 @@ from memprof.cudagraph_trees.record.recovery import InputBackup
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, same
+from .support import graphed, in_steps, manager, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -61,8 +61,7 @@ def test_there_is_no_memory_for_another_pool(
 
     monkeypatch.setattr(manager().device, "create_pool", create)
     # WHEN a call that has its result leaves the pool
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         (a,) = f([ones(i)])
         (b,) = g([a])
         # THEN all results are right
@@ -85,8 +84,7 @@ def test_forwards_without_a_backward_are_recorded_again() -> None:
     f = graphed(lambda x: [x * 2], [ones()], is_inference=False, compile_id="0/0")
     g = graphed(Cached(), [ones()], is_inference=False, compile_id="1/0")
     held: list[Tensor] = []
-    for i in range(10):
-        next_step()
+    for i in in_steps(range(10)):
         (a,) = f([ones(i)])
         # WHEN the pool is given back in the first step, of which something is held for long
         (b,) = g([a])
@@ -118,8 +116,7 @@ def test_the_rest_of_a_step_whose_pool_a_capture_has_spoilt() -> None:
 
     g = graphed(spoils, [ones()])
     h = graphed(lambda w, x: [w + x], [ones(), ones()], (0,))
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         (a,) = f([ones(i)])
         (b,) = g([a])
         (c,) = h([a, b])
@@ -162,8 +159,7 @@ def test_an_error_reaches_the_user_though_its_call_cannot_be_made_again(
     # AND there is another pool
     assert not manager().pool.damaged
     failing.clear()
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (y,) = f([ones(i)])
         same(y, ones(i + 1))
         del y
@@ -190,8 +186,7 @@ def test_results_that_are_there_are_returned_though_the_pool_cannot_be_looked_at
     same(y, ones(2))
     # AND that pool is not used any more
     before = manager().pool
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (y,) = f([ones(i)])
         same(y, ones(i + 1))
         del y

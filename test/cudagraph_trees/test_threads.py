@@ -30,6 +30,7 @@ from .support import (
     collect,
     descendants,
     graphed,
+    in_steps,
     live_blocks,
     manager,
     next_step,
@@ -178,8 +179,7 @@ def test_a_thread_that_ends_takes_its_trees_along() -> None:
     kept = []
 
     def work() -> None:
-        for i in range(4):
-            next_step()
+        for i in in_steps(range(4)):
             (y,) = f([torch.full((4,), float(i), device="cuda")])
         kept.append(y)
         assert len(all_managers()) == 1

@@ -19,7 +19,7 @@ from memprof.cudagraph_trees.call.container import reset_cudagraph_trees
 from memprof.cudagraph_trees.torch_options import AT_COMPILATION, TreeOptions
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, manager, next_step, no_manager, pool_segments, same
+from .support import graphed, in_steps, manager, next_step, no_manager, pool_segments, same
 
 MIB = 1 << 20
 
@@ -109,12 +109,10 @@ def test_a_replay_waits_for_the_device() -> None:
     def waits(**options: Any) -> int:
         x = ones(4, device="cuda")
         f = graphed(plus_one, [x], torch_options=given(**options))
-        for _ in range(3):
-            next_step()
+        for _ in in_steps(range(3)):
             f([x])
         before = simgpu.calls("cudaDeviceSynchronize")
-        for _ in range(5):
-            next_step()
+        for _ in in_steps(range(5)):
             f([x])
         return simgpu.calls("cudaDeviceSynchronize") - before  # type: ignore[no-any-return]
 
@@ -128,8 +126,7 @@ def test_warm_ups_alone_or_none() -> None:
         reset_cudagraph_trees()
         x = ones(4, device="cuda")
         f = graphed(plus_one, [x], torch_options=given(**options))
-        for _ in range(3):
-            next_step()
+        for _ in in_steps(range(3)):
             f([x])
         return [e.kind for e in manager().entries()]
 
@@ -145,8 +142,7 @@ def test_sizes() -> None:
             lambda n, x: [x * n], [2, ones(2, device="cuda")], torch_options=given(**options)
         )
         for n in (2, 3, 4):
-            for _ in range(2):
-                next_step()
+            for _ in in_steps(range(2)):
                 (y,) = f([n, ones(n, device="cuda")])
                 same(y, torch.full((n,), float(n)))
                 del y
@@ -172,8 +168,7 @@ def test_the_backward_of_a_size_that_gets_no_graph_is_not_recorded() -> None:
     )
     g = graphed(lambda y, n: [y + 1], [x, 5], (0,), is_backward=True, compile_id="7/0")
     kept = []
-    for n in (5, 5, 5, 3, 3, 3, 3, 5):
-        next_step()
+    for n in in_steps((5, 5, 5, 3, 3, 3, 3, 5)):
         (saved,) = f([x, n])
         same(g([saved, n])[0], torch.full((4,), 3.0))
         if n == 3:
@@ -217,8 +212,7 @@ def test_moves_of_static_inputs_count_as_with_torch(monkeypatch: pytest.MonkeyPa
         torch_options=given(cudagraph_unexpected_rerecord_limit=2),
     )
     kept = []
-    for _ in range(8):
-        next_step()
+    for _ in in_steps(range(8)):
         kept.append(ones(4, device="cuda"))
         f([kept[-1], w])
     recorded = sum(
@@ -244,8 +238,7 @@ def test_outputs_are_cloned_where_the_compilation_said_so() -> None:
         plus_one, [x], torch_options=given(cudagraph_trees_generation_cloning="user_visible")
     )
     g = graphed(plus_one, [x])
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         (a,) = f([x])
         next_step()
         (b,) = g([x])
@@ -303,8 +296,7 @@ def error_of(**options: Any) -> BaseException:
 
 
 def calls(f: Callable[[list[Any]], Any], n: int) -> None:
-    for _ in range(n):
-        next_step()
+    for _ in in_steps(range(n)):
         f([ones(4, device="cuda")])
 
 
@@ -387,8 +379,7 @@ def made_elsewhere(steps: int, **options: Any) -> list[LedgerKind]:
         [x],
         torch_options=given(cudagraph_managed_input_rerecord_limit=2, **options),
     )
-    for k in range(steps):
-        next_step()
+    for k in in_steps(range(steps)):
         (y,) = f([x])
         (z,) = g([y[4 * k : 4 * k + 4]])
         same(z, torch.full((4,), 2.0))

@@ -13,7 +13,17 @@ from memprof.cudagraph_trees.replay.node import path_to
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind, TreeCause
 
-from .support import descendants, graphed, live_blocks, manager, next_step, no_manager, roots, same
+from .support import (
+    descendants,
+    graphed,
+    in_steps,
+    live_blocks,
+    manager,
+    next_step,
+    no_manager,
+    roots,
+    same,
+)
 
 pytestmark = pytest.mark.simgpu
 
@@ -33,8 +43,7 @@ def test_a_function_is_warmed_up_recorded_and_replayed() -> None:
     f = graphed(foo, [torch.zeros(4, device="cuda")])
     states = []
     # WHEN it is called four times
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         x = torch.full((4,), float(i), device="cuda")
         (out,) = f([x])
         same(out, torch.full((4,), 2.0 * i + 1))
@@ -61,8 +70,7 @@ def test_each_combination_of_integers_is_a_function_of_its_own() -> None:
         return x * n
 
     f = graphed(foo, [2, torch.ones(2, device="cuda")])
-    for n in (2, 2, 2, 3, 3, 3, 2):
-        next_step()
+    for n in in_steps((2, 2, 2, 3, 3, 3, 2)):
         (out,) = f([n, torch.ones(n, device="cuda")])
         same(out, torch.full((n,), float(n)))
     assert runs == [2, 2, 3, 3]
@@ -72,8 +80,7 @@ def test_each_combination_of_integers_is_a_function_of_its_own() -> None:
 def test_functions_of_one_step_form_a_path() -> None:
     f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
     g = graphed(lambda x: x * 3, [torch.ones(4, device="cuda")])
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (y,) = f([torch.full((4,), float(i), device="cuda")])
         (z,) = g([y])
         same(z, torch.full((4,), (i + 1.0) * 3))
@@ -90,8 +97,7 @@ def test_the_same_function_after_different_predecessors_is_recorded_twice() -> N
     a = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
     b = graphed(lambda x: x + 2, [torch.ones(4, device="cuda")])
     tail = graphed(lambda x: x * 2, [torch.ones(4, device="cuda")])
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         (y,) = (a if i % 2 else b)([torch.full((4,), float(i), device="cuda")])
         (z,) = tail([y])
         same(z, torch.full((4,), (i + (1.0 if i % 2 else 2.0)) * 2))
@@ -102,8 +108,7 @@ def test_the_same_function_after_different_predecessors_is_recorded_twice() -> N
 def test_another_pattern_of_live_outputs_is_another_node() -> None:
     f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
     g = graphed(lambda x: x * 2, [torch.ones(4, device="cuda")])
-    for i in range(8):
-        next_step()
+    for i in in_steps(range(8)):
         p, q = f([torch.full((4,), float(i), device="cuda")])
         if i % 2:
             del q  # dead before the second function runs
@@ -122,8 +127,7 @@ def test_another_pattern_of_live_outputs_is_another_node() -> None:
 def test_a_child_is_recorded_after_a_replay_of_its_parent() -> None:
     # GIVEN a recording that was replayed: the allocator's books are out of date
     f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([torch.ones(4, device="cuda")])
     next_step()
     p, q = f([torch.ones(4, device="cuda")])
@@ -184,8 +188,7 @@ def test_within_a_step_what_is_held_is_respected() -> None:
 
 def test_the_manager_dies_with_its_last_function() -> None:
     f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([torch.ones(4, device="cuda")])
     reference = weakref.ref(manager())
     del f
@@ -209,8 +212,7 @@ def test_the_last_function_dies_while_another_is_called_for_the_first_time() -> 
 
     # WHEN the collector comes by in the first call of the only other one
     g = graphed(foo, [torch.ones(4, device="cuda")])
-    for i in range(4):
-        next_step()
+    for i in in_steps(range(4)):
         (y,) = g([torch.full((4,), float(i), device="cuda")])
         same(y, torch.full((4,), i + 2.0))
     # THEN the manager is the one that there was
@@ -220,8 +222,7 @@ def test_the_last_function_dies_while_another_is_called_for_the_first_time() -> 
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 def test_outputs_outlive_their_functions(calls: int) -> None:
     f = graphed(lambda x: (x + 1, x + 2), [torch.ones(4, device="cuda")])
-    for _ in range(calls):
-        next_step()
+    for _ in in_steps(range(calls)):
         out = f([torch.ones(4, device="cuda")])
     del f
     assert no_manager()
@@ -237,8 +238,7 @@ def test_outputs_outlive_their_functions(calls: int) -> None:
 def test_the_manager_dies_while_its_ledger_is_read() -> None:
     # GIVEN a function that is garbage, and a collector that comes by inside the ledger's lock
     f = graphed(lambda x: x + 1, [torch.ones(4, device="cuda")])
-    for _ in range(3):
-        next_step()
+    for _ in in_steps(range(3)):
         f([torch.ones(4, device="cuda")])
     cycle: list[object] = [f]
     cycle.append(cycle)
@@ -274,8 +274,7 @@ def test_sizes_that_get_no_graph_are_noted() -> None:
 
     with config.patch({"triton.cudagraph_capture_sizes": (2,)}):
         f = graphed(foo, [2, torch.ones(2, device="cuda")])
-        for n in (2, 2, 3, 3, 2):
-            next_step()
+        for n in in_steps((2, 2, 3, 3, 2)):
             (out,) = f([n, torch.ones(n + 1, device="cuda")[1:]])
             same(out, torch.full((n,), float(n)))
             del out
@@ -291,8 +290,7 @@ def test_sizes_that_get_no_graph_are_noted() -> None:
 def test_the_ledger_tells_the_story() -> None:
     w = torch.ones(4, device="cuda")
     f = graphed(lambda w, x: w + x, [w, w], static=(0,))
-    for _ in range(4):
-        next_step()
+    for _ in in_steps(range(4)):
         f([w, torch.ones(4, device="cuda")])
     v = torch.ones(4, device="cuda")
     next_step()
@@ -373,8 +371,7 @@ def test_state_that_a_compiled_optimizer_makes_lasts(in_the_step: bool) -> None:
         w = torch.full((4,), 8.0, device="cuda", requires_grad=True)
         state: list[torch.Tensor] = []
         want, momentum = 8.0, 0.0
-        for i in range(4):
-            next_step()
+        for i in in_steps(range(4)):
             (y,) = forward([w, x])
             (gradient,) = backward([y, x]) if in_the_step else (torch.ones(4, device="cuda"),)
             del y

@@ -108,12 +108,13 @@ class AutogradCompilerInstance:
         """Finish the graph and compile it: ``(runtime wrapper, compiled function)``.
 
         Raises:
-            CaptureError: it would be right for the sizes of the capture alone.
+            Exception: the tracer has refused something on the way.
         """
+        THREAD.ran = False
         tracer = self._tracer
         tracer.stop()
-        if tracer.refused:
-            raise CaptureError(tracer.refused)
+        if tracer.refused is not None:
+            raise tracer.refused
         lifted = tracer.lift(list(outputs))
         returned = [nodes.before_hooks(v) if isinstance(v, Node) else v for v in lifted]
         tracer.call(_torch_compat.run_final_callbacks, ())
@@ -161,6 +162,9 @@ class AutogradCompilerInstance:
 
     def set_node_origin(self, node_name: str, nodecall_index: int, pyobj: Any) -> None:
         """The autograd node whose calls come next; ``pyobj`` if it is an autograd.Function's."""
+        # What is raised until the end leaves stand-ins in the autograd graph, where saved tensors
+        # were: the normal engine cannot take over.
+        THREAD.ran = True
         aot_id = None if pyobj is None else _torch_compat.aot_id(pyobj)
         self._names[nodecall_index] = node_name
         self._calls.append(node_name if aot_id is None else f"{node_name}{aot_id}")
@@ -182,13 +186,17 @@ class AutogradCompilerInstance:
     ) -> Gradients:
         """A C++ node, built in or custom: ``ops.<fn_name>(grads, *args)``."""
         tracer = self._tracer
-        arriving = tracer.lift(list(grads))
-        self._may_return_none = any(g in self._may_be_none for g in arriving)
-        node = tracer.call(_torch_compat.ops.get(fn_name), (arriving, *tracer.lift(tuple(args))))
+        results: list[Node | None] = [None] * len(output_metadata)
+        with tracer.refusing():
+            arriving = tracer.lift(list(grads))
+            self._may_return_none = any(g in self._may_be_none for g in arriving)
+            function = _torch_compat.ops.get(fn_name)
+            node = tracer.call(function, (arriving, *tracer.lift(tuple(args))))
+            results = [tracer.part(node, i) for i in range(len(output_metadata))]
         return [
             # What the node computes is expected to have the size that validation demands.
-            tracer.new_value(tracer.part(node, i), of_output(metadata))
-            for i, metadata in enumerate(output_metadata)
+            None if result is None else tracer.new_value(result, of_output(metadata))
+            for result, metadata in zip(results, output_metadata, strict=True)
         ]
 
     def proxy_call_backward(
@@ -209,31 +217,29 @@ class AutogradCompilerInstance:
             backward_idx: index in ``hooks`` of its ctx, the node itself.
             maybe_backward_state_idx: the same of the hooks that Dynamo passed from the forward.
             opaque_object_indices: the same of saved objects that are no tensors.
-
-        Raises:
-            CaptureError: see ``AotInliner.inline``; or the function wants boxed gradients.
         """
         tracer = self._tracer
         inputs = [self._without_none(gradient) for gradient in inputs]
-        results: Sequence[Node | None]
-        if _torch_compat.aot_id(ctx) is not None:
-            results = self._aot.inline(
-                ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
-            )
-        elif _torch_compat.takes_boxed_grads(ctx):
-            raise CaptureError(
-                f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph cannot "
-                f"pass gradients in a box"
-            )
-        else:
-            saved = tracer.lift(list(saved_tensors))
-            arguments = (tracer.item("hooks", backward_idx), saved, *inputs)
-            call = tracer.call(_torch_compat.call_backward, arguments)
-            self._may_return_none = True
-            results = [
-                None if metadata is None else tracer.part(call, i)
-                for i, metadata in enumerate(output_metadatas)
-            ]
+        results: Sequence[Node | None] = [None] * len(output_metadatas)
+        with tracer.refusing():
+            if _torch_compat.aot_id(ctx) is not None:
+                results = self._aot.inline(
+                    ctx, inputs, saved_tensors, maybe_backward_state_idx, opaque_object_indices
+                )
+            elif _torch_compat.takes_boxed_grads(ctx):
+                raise CaptureError(
+                    f"{ctx._forward_cls.__name__} sets boxed_grads_call, and a captured graph "
+                    f"cannot pass gradients in a box"
+                )
+            else:
+                saved = tracer.lift(list(saved_tensors))
+                arguments = (tracer.item("hooks", backward_idx), saved, *inputs)
+                call = tracer.call(_torch_compat.call_backward, arguments)
+                self._may_return_none = True
+                results = [
+                    None if metadata is None else tracer.part(call, i)
+                    for i, metadata in enumerate(output_metadatas)
+                ]
         gradients: Gradients = []
         for metadata, result in zip(output_metadatas, results, strict=False):
             if metadata is None or result is None:

@@ -183,7 +183,8 @@ class _Thread(threading.local):
         """Whether the engine has asked for a capture."""
         self.ran = False
         """Some of the backward has run, a hook or an accumulation; or C++ has let go of what the
-        forward saved. Before that the normal engine can take it."""
+        forward saved, or put something else in its place. Before that the normal engine can take
+        it."""
         self.entered: tuple[Any, Any] | None = None
         """Outputs and inputs with which the backward was begun."""
         self.is_captured = False

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,8 +46,8 @@ class GraphTracer:
         """Origin put on every node made from here on."""
         self.in_python_node = False
         """Whether the current autograd node is an autograd.Function's."""
-        self.refused = ""
-        """Why there is no graph, "" if there is one: Note [Tracing without make_fx]."""
+        self.refused: Exception | None = None
+        """Why there is no graph, None if there is one: Note [Tracing without make_fx]."""
         self._stack = contextlib.ExitStack()
         # By id() of a value, which stays its own as long as the value is kept.
         self._nodes: dict[int, tuple[Any, Node]] = {}
@@ -73,6 +73,14 @@ class GraphTracer:
     def stop(self) -> None:
         """Leave every mode; may be called more than once."""
         self._stack.close()
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Inside, what is raised says why there is no graph: Note [Tracing without make_fx]."""
+        try:
+            yield
+        except Exception as error:
+            self.refused = error
 
     # --- inputs ---------------------------------------------------------------------------
 
@@ -244,7 +252,9 @@ class GraphTracer:
         leaves: list[Any] = []
         tree_map(leaves.append, (args, kwargs))
         if not self.in_python_node or any(isinstance(v, torch.Tensor) for v in leaves):
-            self.refused = f"{self._where()} runs {function} at capture, on sizes of that time"
+            self.refused = CaptureError(
+                f"{self._where()} runs {function} at capture, on sizes of that time"
+            )
         node = self.call(function, self.lift(tuple(args)), self.lift(dict(kwargs)))
         made = function(*args, **kwargs)
         if isinstance(made, torch.Tensor):

@@ -51,6 +51,30 @@ def test_anomaly_mode_is_the_normal_engines(model: nn.Module, x: Tensor) -> None
             (model(x) * float("nan")).sum().backward()
 
 
+def test_what_is_refused_on_the_way_runs_in_the_normal_engine() -> None:
+    class Boxed(torch.autograd.Function):
+        boxed_grads_call = True
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return (gradient[0] if isinstance(gradient, list) else gradient) * x.cos()
+
+    x = torch.randn(5, requires_grad=True)
+    told: list[ca.CaptureError] = []
+    ca.turn_on(COMPILERS["as_it_is"], on_unsupported=told.append)
+    # WHEN a node in the midst of a capture is refused
+    Boxed.apply(x * x).sum().backward()
+    # THEN what the forward has saved is there for the normal engine
+    assert same(gradients([x]), [2 * x * (x * x).cos()])
+    assert ["in a box" in str(error) for error in told] == [torch.__version__ >= "2.13"]
+
+
 def test_error_in_a_hook_reaches_the_user_and_leaves_a_clean_state(
     model: nn.Module, x: Tensor
 ) -> None:

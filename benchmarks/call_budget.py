@@ -49,15 +49,9 @@ class Model(torch.nn.Module):
         return x * y
 
 
-def compiled_by(ours: bool) -> Callable[..., Any]:
-    """A backend: memprof, or Inductor with torch's graph trees."""
-
-    def backend(gm: Any, inputs: Any) -> Any:
-        if ours:
-            return memprof(gm, inputs)
-        return compile_fx(gm, list(inputs), config_patches={"triton.cudagraphs": True})
-
-    return backend
+def torchs_trees(gm: Any, inputs: Any) -> Any:
+    """A backend: Inductor with torch's graph trees."""
+    return compile_fx(gm, list(inputs), config_patches={"triton.cudagraphs": True})
 
 
 class Contender:
@@ -98,7 +92,8 @@ def least(ns: list[int]) -> float:
 
 def measure(n: int, what: str, rounds: int) -> list[dict[str, Any]]:
     """Whole calls, a row for each way."""
-    contenders = {way: Contender(n, what, compiled_by(way == "memprof")) for way in WAYS}
+    backends = {"memprof": memprof}
+    contenders = {way: Contender(n, what, backends.get(way, torchs_trees)) for way in WAYS}
     taken = alternate({way: c.block for way, c in contenders.items()}, rounds)
     rows = []
     for way, ns in taken.items():

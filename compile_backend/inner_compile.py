@@ -28,8 +28,7 @@ from memprof.profiler.model import (
 )
 
 from . import _torch_compat
-from .companion import CacheEntry, Companion, restored
-from .companion import store as store_companion
+from .companion import CacheEntry, Companion, restored, store as store_companion
 from .options import Options
 from .session.runtime import FORWARDS, RUNTIME, LiveGraph
 from .stages.describe.aot_metadata import view_and_mutation_meta

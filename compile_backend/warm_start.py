@@ -31,8 +31,7 @@ from typing import Any
 
 from memprof.profiler.sources.allocator.replaced import Undo, replace
 
-from . import _torch_compat
-from . import companion as companions
+from . import _torch_compat, companion as companions
 from .companion import Companion
 from .inner_compile import InnerCompile
 from .session.runtime import RUNTIME

@@ -20,15 +20,19 @@ import torch
 import torch._dynamo.compiled_autograd as _ca
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._dynamo import external_utils as _external
-from torch._guards import CompileContext, CompileId
-from torch._guards import compile_context as compile_context
-from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._guards import CompileContext, CompileId, compile_context as compile_context
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_autocast_cache as disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _suppress_guards
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+)
 
 from memprof.profiler.model import MemoryFormatMeta
 

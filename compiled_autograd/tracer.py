@@ -28,8 +28,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._pytree import tree_map
 
-from . import _torch_compat
-from . import nodes as meta
+from . import _torch_compat, nodes as meta
 from .errors import CaptureError
 from .nodes import PLACEHOLDERS, NodeOrigin, ValueInfo
 

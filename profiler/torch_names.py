@@ -16,64 +16,28 @@ import msgspec
 import numpy as np
 from torch.profiler._memory_profiler import (
     Action as Action,
-)
-from torch.profiler._memory_profiler import (
     Category as Category,
-)
-from torch.profiler._memory_profiler import (
     CategoryDict as CategoryDict,
-)
-from torch.profiler._memory_profiler import (
     CategoryElement as CategoryElement,
-)
-from torch.profiler._memory_profiler import (
     DataFlowEdge as DataFlowEdge,
-)
-from torch.profiler._memory_profiler import (
     DataFlowGraph as DataFlowGraph,
-)
-from torch.profiler._memory_profiler import (
     DataFlowNode as DataFlowNode,
-)
-from torch.profiler._memory_profiler import (
     Key as Key,
-)
-from torch.profiler._memory_profiler import (
     OpTree as OpTree,
-)
-from torch.profiler._memory_profiler import (
     SchemaMatcher as SchemaMatcher,
-)
-from torch.profiler._memory_profiler import (
     SizeMap as SizeMap,
-)
-from torch.profiler._memory_profiler import (
     TensorKey as TensorKey,
-)
-from torch.profiler._memory_profiler import (
     _Storage,
-)
-from torch.profiler._memory_profiler import (
     extract_gradients as extract_gradients,
-)
-from torch.profiler._memory_profiler import (
     extract_parameters as extract_parameters,
-)
-from torch.profiler._memory_profiler import (
     get_scopes as get_scopes,
 )
 
 from .model import Profile
 from .sources.trace import (
     DataFlowProfile as DataFlowProfile,
-)
-from .sources.trace import (
     data_flow_columns,
-)
-from .sources.trace import (
     data_flow_device as data_flow_device,
-)
-from .sources.trace import (
     profile_memory as profile_memory,
 )
 from .sources.trace._torch_compat import kineto_result

@@ -16,8 +16,7 @@ import torch
 
 from memprof.profiler.model import GraphRecord, LedgerKind, Role, Storage
 from memprof.profiler.sources.allocator.where import Compiled, describe_with
-from memprof.profiler.sources.process.naming import TensorOrigin
-from memprof.profiler.sources.process.naming import register as register_with_tracker
+from memprof.profiler.sources.process.naming import TensorOrigin, register as register_with_tracker
 from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from .. import _torch_compat

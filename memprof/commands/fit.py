@@ -19,8 +19,8 @@ from memprof.what_if.fit.table import (
     Row,
     progress,
     render,
+    rows as search_rows,
 )
-from memprof.what_if.fit.table import rows as search_rows
 from memprof.what_if.fit.trials import Trial, render_trials, try_changes
 from memprof.what_if.fit.tries import Tried, Tries
 from memprof.what_if.fit.variables import Variable, check_places, parse_variable

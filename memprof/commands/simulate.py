@@ -20,8 +20,7 @@ from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, 
 from memprof.what_if.fit.tries import ScriptFailed
 from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
 from memprof.what_if.simulate.messages import Announced
-from memprof.what_if.simulate.parent import Settings, Simulation
-from memprof.what_if.simulate.parent import simulate as simulate_script
+from memprof.what_if.simulate.parent import Settings, Simulation, simulate as simulate_script
 from memprof.what_if.simulate.pretend import parse_pretence
 from memprof.what_if.simulate.result import render, result_of, write_profile_of
 from memprof.what_if.simulate.serving import ready_sign

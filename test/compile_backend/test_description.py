@@ -15,8 +15,7 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
 import memprof
-from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend import straight_calls as calls
+from memprof.compile_backend import _torch_compat as compat, straight_calls as calls
 from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
 from memprof.compile_backend.stages.describe.comparison import compared

@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memprof.compile_backend.stages.observe.program_builder import (
     Bound,

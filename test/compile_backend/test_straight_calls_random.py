@@ -14,8 +14,7 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 
-from memprof.compile_backend import _torch_compat as compat
-from memprof.compile_backend import straight_calls as calls
+from memprof.compile_backend import _torch_compat as compat, straight_calls as calls
 from memprof.compile_backend.session.ledger import Ledger
 from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta
 from memprof.profiler.model import GraphDescription

@@ -9,8 +9,7 @@ import torch
 from snapshots import TestCase
 from torch.fx import Graph, Node
 
-from memprof.compiled_autograd import _torch_compat as compat
-from memprof.compiled_autograd import passes
+from memprof.compiled_autograd import _torch_compat as compat, passes
 from memprof.compiled_autograd.nodes import (
     GRADIENT_GROUP,
     INPUT_GROUP,

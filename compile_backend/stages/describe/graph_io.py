@@ -31,8 +31,7 @@ from memprof.profiler.model import (
 )
 
 from . import _torch_compat as compat
-from .aot_metadata import Descriptor, descriptor
-from .aot_metadata import DescriptorKind as _K
+from .aot_metadata import Descriptor, DescriptorKind as _K, descriptor
 from .dynamo_input import CATEGORIES, DynamoInput
 from .graph_value import (
     DETAIL,

@@ -30,8 +30,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memprof.profiler.model import Category, SourceFrame
-from memprof.profiler.model import allocator_rules as rules
+from memprof.profiler.model import Category, SourceFrame, allocator_rules as rules
 
 from .marks import Mark
 from .segments import AllocatorSegment, Segments, pool_id

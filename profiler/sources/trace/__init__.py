@@ -5,7 +5,5 @@
 
 from __future__ import annotations
 
-from .profile import DataFlowProfile as DataFlowProfile
-from .profile import profile_memory as profile_memory
-from .to_model import data_flow_columns as data_flow_columns
-from .to_model import data_flow_device as data_flow_device
+from .profile import DataFlowProfile as DataFlowProfile, profile_memory as profile_memory
+from .to_model import data_flow_columns as data_flow_columns, data_flow_device as data_flow_device

@@ -16,8 +16,7 @@ from typing import Any
 
 from memprof.profiler.model import SourceFrame
 
-from .columns import Cell, Column, Row
-from .columns import Show as Show
+from .columns import Cell, Column, Row, Show as Show
 from .format import shorten_path
 
 EVERY = 1 << 30

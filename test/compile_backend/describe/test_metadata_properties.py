@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch._functorch._aot_autograd import schemas
 
 from memprof.compile_backend.stages.describe.aot_metadata import view_and_mutation_meta

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from framing import broken, decode_profile, header, packed, records_of, split
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, forward, training
 
 from memprof.profiler.file.decoding import Document

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from profile_builder import KIB, MIB, buffer, node, training
 
 from memprof.profiler.live.attribution import Attribution, Breakdown, Coverage, View, module_tree

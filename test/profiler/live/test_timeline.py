@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 from counting import lines_run
 from framing import findings
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, training
 
 from memprof.profiler.live.live_set import Hold, Instant

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from profile_builder import MIB, ProgramBuilder, training
-from profile_builder import calls as logged
+from profile_builder import MIB, ProgramBuilder, calls as logged, training
 
 from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile

@@ -8,8 +8,7 @@ from pathlib import Path
 from browser.gantt_profiles import server, training_run
 from click.testing import CliRunner
 from framing import findings
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from profile_builder import training
 
 from memprof.cli import main

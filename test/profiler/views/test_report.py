@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from expecttest import TestCase
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, node, training
 from rendering import render_ledger, render_text, render_tracker_record
 

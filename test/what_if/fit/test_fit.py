@@ -20,8 +20,7 @@ from memprof.what_if.fit import tries
 from memprof.what_if.simulate.command_line import Command
 from memprof.what_if.simulate.engine_memory import Serving
 from memprof.what_if.simulate.parent import Settings, Simulation
-from memprof.what_if.simulate.request import Failure as ScriptFailure
-from memprof.what_if.simulate.request import Outcome
+from memprof.what_if.simulate.request import Failure as ScriptFailure, Outcome
 
 from .programs import account_of
 

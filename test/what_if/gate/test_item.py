@@ -17,8 +17,7 @@ import pytest
 
 from memprof import pytest_plugin
 from memprof.simulated_cuda.gpus import find_gpu
-from memprof.what_if.gate import CHILD
-from memprof.what_if.gate import item as gated
+from memprof.what_if.gate import CHILD, item as gated
 from memprof.what_if.simulate import parent
 from memprof.what_if.simulate.command_line import BadInput, Command
 from memprof.what_if.simulate.parent import Settings, Simulation

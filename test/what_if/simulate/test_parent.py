@@ -17,8 +17,7 @@ from memprof.simulated_cuda.gpus import find_gpu
 from memprof.what_if.simulate import parent
 from memprof.what_if.simulate.command_line import Command
 from memprof.what_if.simulate.parent import Settings, Simulation
-from memprof.what_if.simulate.request import Failure as ScriptFailure
-from memprof.what_if.simulate.request import Outcome
+from memprof.what_if.simulate.request import Failure as ScriptFailure, Outcome
 from memprof.what_if.simulate.result import render, result_of
 
 GIB = 1 << 30

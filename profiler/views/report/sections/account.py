@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from memprof.profiler import model
 from memprof.profiler.live.graph_pools import label, left_behind, numbers
-from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report import failure as words
+from memprof.profiler.views.report import columns as col, failure as words
 from memprof.profiler.views.report.format import format_both, format_ns
 from memprof.profiler.views.report.parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
 from memprof.profiler.views.report.section import NOTHING, Note, Section, Show, Table, Tone, of_rows

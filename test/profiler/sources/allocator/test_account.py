@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from memprof.profiler.model import Category, DeviceAccount, Held
-from memprof.profiler.model import SourceFrame as Frame
+from memprof.profiler.model import Category, DeviceAccount, Held, SourceFrame as Frame
 from memprof.profiler.sources.allocator.account import add_history_notes, explain, of_distributed
 from memprof.profiler.sources.allocator.history import AllocatorHistory
 from memprof.profiler.sources.allocator.marks import Mark, Phase

@@ -17,8 +17,7 @@ import torch
 
 import memprof
 from memprof.profiler.model import LedgerKind
-from memprof.profiler.sources.allocator import _torch_compat as compat
-from memprof.profiler.sources.allocator import history_follower
+from memprof.profiler.sources.allocator import _torch_compat as compat, history_follower
 from memprof.profiler.sources.allocator.history_follower import HistoryFollower
 from memprof.profiler.sources.allocator.replaced import replace
 

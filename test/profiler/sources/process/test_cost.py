@@ -11,8 +11,7 @@ import torch
 from counting import LineCounter, lines_run
 
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.sources.process import operations
-from memprof.profiler.sources.process import tensors as tensors_module
+from memprof.profiler.sources.process import operations, tensors as tensors_module
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tensors import SLICE, STRETCH_NS, Pace
 from memprof.profiler.sources.process.tracker import MemoryTracker

@@ -18,8 +18,7 @@ from in_threads import run_in_threads
 import memprof
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Profile, SnapshotKind
-from memprof.profiler.sources.process import record_file
-from memprof.profiler.sources.process import recorder as recorder_module
+from memprof.profiler.sources.process import record_file, recorder as recorder_module
 from memprof.profiler.sources.process.operations import CURRENT
 from memprof.profiler.sources.process.settings import SettingsError, TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker

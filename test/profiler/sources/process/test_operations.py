@@ -24,9 +24,11 @@ from memprof.profiler.model import (
     SnapshotKind,
     TrackerRecord,
 )
-from memprof.profiler.sources.process import operations as operations_module
-from memprof.profiler.sources.process import places as places_module
-from memprof.profiler.sources.process import tensors as tensors_module
+from memprof.profiler.sources.process import (
+    operations as operations_module,
+    places as places_module,
+    tensors as tensors_module,
+)
 from memprof.profiler.sources.process.operations import Operation, OperationLog
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker

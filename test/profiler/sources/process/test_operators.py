@@ -11,8 +11,7 @@ import torch
 
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import OperatorStatistics, TrackerRecord
-from memprof.profiler.sources.process import operators as operators_module
-from memprof.profiler.sources.process import record_file
+from memprof.profiler.sources.process import operators as operators_module, record_file
 from memprof.profiler.sources.process.operators import as_shapes, is_operator
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker

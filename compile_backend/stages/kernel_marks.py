@@ -14,15 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
-from memprof.profiler.model import GraphRecord, StatementKind
+from memprof.profiler.model import GraphRecord
 
 from .. import _torch_compat
 from .provenance.generated_code import Clone
 
 log = logging.getLogger("memprof")
+
+_LAUNCH = re.compile(r"\.run\(|\bextern_kernels\.|\btorch\.ops\.|\bcpp_\w+\(")
+"""Statements of Inductor's code that launch: Triton's, libraries', fallbacks, C++ on the CPU."""
+_ALLOCATION = "empty_strided"
+"""Is in the name of what makes a buffer that a later statement fills."""
 
 
 def marks_of(record: GraphRecord) -> dict[int, dict[str, str]]:
@@ -31,9 +37,9 @@ def marks_of(record: GraphRecord) -> dict[int, dict[str, str]]:
     made: set[str] = set()
     marks = {}
     for statement in record.statements:
-        if statement.kind is StatementKind.GETITEM:
-            made.update(statement.targets)
-        if statement.kind not in (StatementKind.KERNEL, StatementKind.FALLBACK):
+        if not _LAUNCH.search(statement.text):
+            if _ALLOCATION not in statement.text:
+                made.update(statement.targets)
             continue
         names = [n for n in (*statement.reads, *statement.targets) if n not in made]
         buffers = [record.buffers[n] for n in names if n in record.buffers]

@@ -145,6 +145,12 @@ def is_marked_static(placeholder: torch.fx.Node) -> bool:
     return known.get("_dynamo_static_input_type") is not None
 
 
+def is_no_leaf(placeholder: torch.fx.Node) -> bool:
+    """Tells whether an input of a Dynamo graph asks for a gradient and was computed."""
+    value = placeholder.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+
+
 @contextlib.contextmanager
 def tagged_keys(tag: str) -> Iterator[None]:
     """Gives keys of caches a tag more."""
@@ -245,6 +251,11 @@ def aot_id() -> int | None:
 def cache_key(compiled: Any) -> str | None:
     """Key in Inductor's FX graph cache, None if it is not cached."""
     return getattr(compiled, "_fx_graph_cache_key", None)
+
+
+def entries_have_code() -> bool:
+    """Tells whether entries of AOTAutograd's cache contain code, which Inductor's then has not."""
+    return bool(getattr(functorch_config, "bundled_autograd_cache", False))
 
 
 def how_compiled(compiled: Any) -> Mapping[str, Any]:

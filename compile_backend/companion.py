@@ -25,7 +25,7 @@ from .stages.provenance.dynamo_lines import DynamoLines
 from .stages.provenance.generated_code import WrapperCode
 from .stored import Stored
 
-VERSION = "3"
+VERSION = "4"
 """Version of the stored form; part of its key and of AOTAutograd's."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
@@ -76,6 +76,9 @@ class RecordStage(CompileStage):
         module_globals = _torch_compat.generated_globals(compiled)
         record.code_path = module_globals.get("__file__") if module_globals else None
         return compiled
+
+
+_HIT = "found in AOTAutograd's cache"
 
 
 @dataclass(eq=False, repr=False)
@@ -222,14 +225,15 @@ class InnerCompile:
         )
         self._hits.append(graph)
         self._add(graph)
-        found = "found in AOTAutograd's cache"
-        RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, found)
+        RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, _HIT)
         self._check_graphed(graph.record, stages)
         return finished
 
     def entry_of(self, compiled: Any) -> CacheEntry | None:
         """Where a compiled graph stands in AOTAutograd's cache; None if it has no place there."""
         key = _torch_compat.cache_key(compiled)
+        if key is None and _torch_compat.entries_have_code():
+            key = ""
         if key is None or not self.traced_key:
             return None
         return CacheEntry(self.traced_key, key, _torch_compat.source_code(compiled))
@@ -253,6 +257,7 @@ class InnerCompile:
         was missing."""
         for graph in self._hits:
             RUNTIME.discard(graph)
+            RUNTIME.ledger.retract(LedgerKind.CACHE_HIT, graph.record.id, _HIT)
         self._hits.clear()
 
     def _stages(
@@ -340,12 +345,13 @@ class InnerCompile:
         found = forward.record.description
         if torchs is None:
             return found
-        now = view_and_mutation_meta(torchs)
-        if now == found.metadata:
+        # A backward decides what it donates when it is compiled, which may have been after this was
+        # stored; of a forward's calls nothing depends on it.
+        then = replace(found.metadata, bw_donated_idxs=None)
+        now = replace(view_and_mutation_meta(torchs), bw_donated_idxs=None)
+        if now == then:
             return found
-        differ = [
-            f.name for f in fields(now) if getattr(now, f.name) != getattr(found.metadata, f.name)
-        ]
+        differ = [f.name for f in fields(now) if getattr(now, f.name) != getattr(then, f.name)]
         why = f"AOTAutograd's word on it has changed: {', '.join(differ)}"
         RUNTIME.ledger.add(LedgerKind.COMPILED, forward.record.id, why)
         return None

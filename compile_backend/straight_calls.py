@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from memprof.profiler.model import GraphDescription, OutputType, ViewAndMutationMeta
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from . import _torch_compat as compat
 from .session.ledger import Ledger
@@ -53,7 +54,7 @@ class NotStraight(Exception):
 _compiling = threading.local()
 """``ledger``, ``describe``, ``wanted``: this thread compiles a graph whose autograd.Function gets
 its description; as of ``straight_calls``. Not set: it does not."""
-_INSTALL = threading.Lock()
+_INSTALL = ForkSafeLock()
 
 
 @contextlib.contextmanager

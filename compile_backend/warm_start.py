@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memprof.profiler.sources.allocator.replaced import Undo, replace
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from . import _torch_compat, companion as companions
 from .companion import Companion
@@ -42,7 +43,7 @@ KEY_TAG = f"memprof-{artifacts.VERSION}-{companions.VERSION}"
 
 _compiling = threading.local()
 """``inner``: the inner compile of the graph that this thread compiles; not set: none of ours."""
-_INSTALL = threading.Lock()
+_INSTALL = ForkSafeLock()
 _installed: list[Undo] = []
 """What takes back the functions of torch that are replaced; empty until they are."""
 
@@ -54,8 +55,8 @@ def serving_hits(inner: InnerCompile) -> Iterator[None]:
     outer = getattr(_compiling, "inner", None)
     _compiling.inner = inner
     try:
-        static = inner.lines.static if inner.lines is not None else ()
-        with _torch_compat.tagged_keys(f"{KEY_TAG}{static or ''}"):
+        told_apart = inner.lines.told_apart if inner.lines is not None else ""
+        with _torch_compat.tagged_keys(f"{KEY_TAG}{told_apart}"):
             yield
     finally:
         _compiling.inner = outer

@@ -309,6 +309,46 @@ def test_entries_of_plain_inductor_are_apart() -> None:
     assert (train(backend="inductor").hits, train().hits) == (1, 1)
 
 
+def test_entries_that_contain_their_code_are_hits() -> None:
+    with functorch_config.patch(bundled_autograd_cache=True):
+        miss, again = train(), train()
+    assert (miss.hits, again.hits) == (0, 1)
+    assert_same(again, miss)
+
+
+def test_a_leaf_is_told_from_what_was_computed() -> None:
+    def function(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        w.add_(x)
+        return w * 2
+
+    def leaves(w: torch.Tensor) -> list[bool]:
+        torch._dynamo.reset()
+        with memprof.profile() as session, torch.no_grad():
+            torch.compile(function, backend="memprof")(w, torch.ones(8))
+        (graph,) = session.profile().graphs
+        return [info.is_leaf for info in graph.description.metadata.input_info]
+
+    w = torch.ones(8, requires_grad=True)
+    for _ in range(2):  # a miss, and a hit
+        assert leaves(w.clone()) == [False, True]
+        assert leaves(w) == [True, True]
+
+
+def test_what_a_retained_backward_donates_says_nothing_of_its_forward() -> None:
+    def run(*, retain: bool) -> list[str]:
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(Model(), backend="memprof")
+        with memprof.profile() as session:
+            compiled(torch.randn(4, 8))[0].sum().backward(retain_graph=retain)
+        return [e.reason for e in session.profile().ledger if e.kind is LedgerKind.COMPILED]
+
+    run(retain=True)
+    # WHEN a later process finds it THEN its word on the forward is as it was
+    assert run(retain=False) == []
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
 def test_where_a_miss_is_an_error_the_graph_runs_unnamed(cache: Path) -> None:
     with functorch_config.patch(strict_autograd_cache=True):
         miss = train()

@@ -27,7 +27,7 @@ from memprof.profiler.live.stack_text import innermost_module, parse_stack_trace
 from memprof.profiler.model import SourceFrame
 from memprof.profiler.sources.allocator.where import line_of_caller, source_of
 
-from ..._torch_compat import is_marked_static
+from ..._torch_compat import is_marked_static, is_no_leaf
 from ..describe.graph_io import user_frame
 
 Stack = tuple[SourceFrame, ...]
@@ -45,14 +45,17 @@ class DynamoLines:
     Attributes:
         caller: innermost line of the program that is calling the compiled function now, None if
             there is none; a node without a line of its own has this one.
-        static: positions of inputs whose address the program says will stay. AOTAutograd's key
-            leaves them out, though what it keeps depends on them.
+        told_apart: what AOTAutograd's key leaves out, though what it keeps depends on it: positions
+            of inputs whose address the program says will stay, and of those that ask for a gradient
+            and are no leaves; "" where there are none.
         digest: hexadecimal, the same where numbers mean the same nodes.
     """
 
     def __init__(self, gm: GraphModule, inputs: Sequence[object]) -> None:
         placeholders = gm.graph.find_nodes(op="placeholder")
-        self.static = [i for i, node in enumerate(placeholders) if is_marked_static(node)]
+        static = [i for i, node in enumerate(placeholders) if is_marked_static(node)]
+        no_leaves = [i for i, node in enumerate(placeholders) if is_no_leaf(node)]
+        self.told_apart = f"{static}{no_leaves}" if static or no_leaves else ""
         self.caller = source_of(line_of_caller())
         self._stacks: dict[Stack, int] = {}
         self._frames: dict[str | None, int] = {}

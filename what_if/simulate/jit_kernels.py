@@ -15,33 +15,22 @@ from memprof.simulated_cuda.after_import import after_import
 
 
 class Kernels:
-    """A module of compiled kernels, under any names, or one of them."""
+    """A module of compiled kernels, under any names, or one of them. The class takes the place of
+    functions that compile: of CuTe's ``compile``, too, which may be indexed with options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Compile nothing."""
+
+    def __class_getitem__(cls, options: Any) -> type[Kernels]:
+        return cls
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _nothing
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Compute nothing."""
-
-
-class _Compiler:
-    """CuTe's ``compile``, which is indexed with options and called with a kernel."""
-
-    def __getitem__(self, options: Any) -> _Compiler:
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Kernels:
-        return Kernels()
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
-
-
-def _no_kernels(*args: Any, **kwargs: Any) -> Kernels:
-    return Kernels()
 
 
 def stand_in() -> None:
@@ -51,14 +40,14 @@ def stand_in() -> None:
 
     def loads(module: ModuleType) -> None:
         for name in ("load", "load_inline"):
-            setattr(module, name, _no_kernels)
+            setattr(module, name, Kernels)
 
     def builds(module: ModuleType) -> None:
         if hasattr(module, "JitSpec"):
-            module.JitSpec.build_and_load = _no_kernels
+            module.JitSpec.build_and_load = Kernels
 
     def compiles(module: ModuleType) -> None:
-        module.compile = _Compiler()  # type: ignore[attr-defined]
+        module.compile = Kernels  # type: ignore[attr-defined]
 
     after_import("tvm_ffi.cpp", loads)
     after_import("flashinfer.jit.core", builds)

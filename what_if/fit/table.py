@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memprof.profiler.views.report.page import PLAIN, Page, Style
@@ -48,25 +48,21 @@ class Try:
     short: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Bytes that are needed as a straight line: ``base + slope * index``."""
-
-    base: float
-    slope: float
-
-    def reaches(self, memory: int) -> int:
-        """The last index at which no more than ``memory`` is needed."""
-        index = (memory - self.base) / self.slope if self.slope > 0 else math.inf
-        return int(min(max(index, -1.0), 1e15))
+Needed = Mapping[int, float]
+"""Bytes that are needed, by index."""
 
 
-def _through(fits: dict[int, int]) -> Line | None:
-    if len(fits) < 2:
-        return None
-    a, b = sorted(fits)[-2:]
-    slope = (fits[b] - fits[a]) / (b - a)
-    return Line(fits[b] - slope * b, slope)
+def _slope(points: Needed) -> float:
+    """Bytes an index, by the line through the last two."""
+    a, b = sorted(points)[-2:]
+    return (points[b] - points[a]) / (b - a)
+
+
+def _reaches(points: Needed, memory: int) -> int:
+    """The last index at which no more than ``memory`` is needed, by that line."""
+    last, slope = max(points), _slope(points)
+    index = last + (memory - points[last]) / slope if slope > 0 else math.inf
+    return int(min(max(index, -1.0), 1e15))
 
 
 def largest(
@@ -75,13 +71,13 @@ def largest(
     probe: Callable[[int], Try],
     *,
     second: int = 3,
-    guess: Line | None = None,
-) -> tuple[int, Line | None]:
-    """The largest of ``count`` indices from 0 that fits, -1 for none, and the line through what
-    fitted, None where fewer than two did; see Note [How the largest is found].
+    guess: Needed | None = None,
+) -> tuple[int, Needed]:
+    """The largest of ``count`` indices from 0 that fits, -1 for none, and what those needed that
+    fitted; see Note [How the largest is found].
 
-    ``probe`` is called at most once for each index, for ``second`` after 0 has fitted; ``guess`` is
-    what is known of a similar search.
+    ``probe`` is called at most once for each index, for ``second`` after 0 has fitted; ``guess``
+    has at least two that fitted in a similar search.
     """
     fits: dict[int, int] = {}
     low, high = -1, count
@@ -90,27 +86,27 @@ def largest(
     last = Try(True)
     while high - low > 1:
         middle = (low + high) // 2
-        line = _through(fits) or guess
+        points = fits if len(fits) > 1 else guess
         widths.append(high - low)
         stuck = len(widths) > 2 and widths[-1] * 2 > widths[-3]
         if low == -1 and guess is None:
             index = 0
         elif stuck and high < count:
             index = middle
-        elif line is None:
+        elif points is None:
             index = second
-        elif not last.fits and line.slope > 0:
+        elif not last.fits and _slope(points) > 0:
             # A line from far below is no better than a guess, whatever the request was short of.
             least = high * _BACK if 2 * low < high else 1
-            index = max(high - math.ceil(max(last.short / line.slope, least)), middle)
-        elif line.reaches(memory) >= high < count:
+            index = max(high - math.ceil(max(last.short / _slope(points), least)), middle)
+        elif _reaches(points, memory) >= high < count:
             index = middle
-        elif low >= 0 and line.reaches(memory) <= low + stride:
+        elif low >= 0 and _reaches(points, memory) <= low + stride:
             # The line says that it is full; where it fits all the same, strides get longer.
             index = low + stride
             stride *= 2
         else:
-            index = line.reaches(memory)
+            index = _reaches(points, memory)
         index = min(max(index, low + 1), high - 1)
         last = probe(index)
         if last.fits:
@@ -118,7 +114,7 @@ def largest(
             fits[index] = last.needed
         else:
             high = index
-    return low, _through(fits)
+    return low, fits
 
 
 @dataclass(slots=True)
@@ -174,7 +170,7 @@ def rows(
     """Search each row; at most one variable is a range. ``wanted`` is that of ``Row``. Raises as
     ``Tries.run``, and ``ScriptFailed`` where tokens are wanted and nobody serves."""
     varied = next((v for v in variables if v.is_range), None)
-    lines: dict[tuple[str, ...], Line] = {}
+    guesses: dict[tuple[str, ...], Needed] = {}
     found = []
     for gpu, values in itertools.product(gpus, combinations(variables)):
         row = Row(gpu, values, wanted)
@@ -196,15 +192,15 @@ def rows(
 
         # What another GPU needed for the same is a good guess, and no more than that.
         same = tuple(values.values())
-        best, line = largest(
+        best, fits = largest(
             len(varied.values),
             gpu.memory,
             probe,
             second=_second(varied),
-            guess=lines.get(same),
+            guess=guesses.get(same),
         )
-        if line is not None:
-            lines[same] = line
+        if len(fits) > 1:
+            guesses[same] = fits
         low = max((i for i, t in by_index.items() if row.holds(t)), default=-1)
         high = best + 1
         if low < best:

@@ -135,13 +135,6 @@ def output_option(help: str, *, required: bool = True) -> Callable[[Command], Co
     )
 
 
-def page_path(output: str, file: str) -> str:
-    """Returns where the page of ``file`` goes: beside it where ``page_option`` was given no
-    path.
-    """
-    return output or f"{os.path.splitext(file)[0]}.html"
-
-
 page_option = click.option(
     "--output",
     "-o",

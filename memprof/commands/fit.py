@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import click
@@ -143,17 +141,6 @@ def _changes(value: str) -> tuple[str, ...]:
     return texts
 
 
-@contextmanager
-def _refused_before(command: tuple[str, ...], example: str) -> Iterator[None]:
-    """Refuse bad options and files before anything runs; ``example`` is what to write."""
-    try:
-        if not command:
-            raise BadInput(f"there is no script: {example}")
-        yield
-    except BadInput as e:
-        raise click.UsageError(visible(str(e))) from e
-
-
 @click.command(context_settings=SCRIPT_COMMAND)
 @click.option(
     "--gpu",
@@ -287,7 +274,9 @@ def fit(
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
     if changes is not None:
         example = "memprof fit --try -- python train.py"
-    with _refused_before(command, example):
+    if not command:
+        raise click.UsageError(f"there is no script: {example}")
+    with failures_in_words("fit"):
         check_places(variables, tries.texts)
     if memory is not None:
         gpus = tuple(gpu.with_memory(memory) for gpu in gpus)

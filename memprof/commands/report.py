@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import replace
@@ -28,7 +29,6 @@ from ._common import (
     file_argument,
     keep_apart,
     page_option,
-    page_path,
     print_json,
     print_line,
     print_page,
@@ -97,7 +97,8 @@ def report(
     FILE is a profile written by memprof, or by a tracker. Of a file of several ranks it compares
     the ranks; --rank chooses one.
     """
-    output = page_path(output, file) if output is not None else None
+    if output == "":
+        output = f"{os.path.splitext(file)[0]}.html"
     _check_output(output, as_json, file)
     if section is not None and (full or top or device or output):
         raise click.UsageError(f"--section {section} is all of it: leave the other options out")

@@ -94,16 +94,17 @@ def read_mark(mark: pytest.Mark) -> Gate:
     Raises:
         BadInput: its arguments are none that it has.
     """
-    names = {"limit", "gpu", "growth"}
-    given = dict(mark.kwargs)
-    if len(mark.args) > 1 or (mark.args and "limit" in given) or set(given) - names:
-        words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in given.items()]
+    try:
+        return _gate(*mark.args, **mark.kwargs)
+    except TypeError as e:
+        words = [repr(a) for a in mark.args] + [f"{k}={v!r}" for k, v in mark.kwargs.items()]
         raise BadInput(
             "limit_device_memory takes a limit such as '2 GiB', gpu='a100-40gb' and growth='0 %', "
-            f"and was given {', '.join(words) or 'nothing'}"
-        )
-    limit = mark.args[0] if mark.args else given.get("limit")
-    growth, gpu = given.get("growth"), given.get("gpu")
+            f"and was given {', '.join(words)}"
+        ) from e
+
+
+def _gate(limit: object = None, *, gpu: object = None, growth: object = None) -> Gate:
     if gpu is not None and not isinstance(gpu, str):
         raise BadInput(f"{gpu!r} is no GPU: write 'a100-40gb'")
     return Gate(_bytes(limit), gpu, _share(growth))

@@ -42,7 +42,3 @@ class ProfileInvalidError(ProfileError):
 
 class ProfileNotWritableError(ProfileError):
     """The profile could not be written; what was at the path before is unchanged."""
-
-
-class ProfileExistsError(ProfileNotWritableError):
-    """A new file was to be written and there is something at its path, which is unchanged."""

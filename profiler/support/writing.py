@@ -32,7 +32,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO
 
-from .errors import ProfileExistsError, ProfileNotWritableError
+from .errors import ProfileNotWritableError
 
 StrPath = str | os.PathLike[str]
 Output = IO[bytes]
@@ -110,10 +110,10 @@ def names_beside(path: str) -> Iterator[str]:
         yield os.path.join(folder, f"{stem}.{os.getpid()}{count}{suffix}")
 
 
-def write_whole(path: StrPath, data: bytes, what: str, *, new: bool = False) -> None:
+def write_whole(path: StrPath, data: bytes, what: str) -> None:
     """Write a file, whole or not at all. The arguments, and what is raised, are those of
     ``replacing``; ``what`` is e.g. ``the report``."""
-    with replacing(path, f"{what} ({len(data):,} bytes)", new=new) as file:
+    with replacing(path, f"{what} ({len(data):,} bytes)") as file:
         file.write(data)
 
 
@@ -124,7 +124,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[Output]:
+def replacing(path: StrPath, what: str) -> Iterator[Output]:
     """A new file that takes the place of ``path`` when the block ends well.
 
     It lies beside it, and has reached the disk before it takes its place. When anything fails, an
@@ -134,15 +134,12 @@ def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[Output
     Args:
         path: where to. Its folder must exist. A symbolic link is followed.
         what: names the content in the error.
-        new: the path may not exist. Nothing is replaced and no link is followed, also if it
-            appears while the block runs.
 
     Raises:
-        ProfileExistsError: ``new``, and the path exists.
         ProfileNotWritableError: the operating system refuses.
     """
     try:
-        target, before = _target(path, new)
+        target, before = _target(path)
         folder, name = os.path.split(target)
         with tempfile.TemporaryDirectory(
             prefix=f".{name[:100]}.", suffix=".tmp", dir=folder, ignore_cleanup_errors=True
@@ -154,24 +151,21 @@ def replacing(path: StrPath, what: str, *, new: bool = False) -> Iterator[Output
                 os.fsync(file.fileno())
             if before is not None:
                 take_over(temporary, before)
-            if new:
-                # The name is claimed: a reader of just this instant sees an empty file.
-                os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
             os.replace(temporary, target)
     except OSError as e:
-        raise refused(path, what, e) from e
+        raise ProfileNotWritableError(
+            path, f"cannot write {what}: {why(e)}. Nothing was changed there"
+        ) from e
 
 
-def _target(path: StrPath, new: bool = False) -> tuple[str, os.stat_result | None]:
+def _target(path: StrPath) -> tuple[str, os.stat_result | None]:
     """The place that a file is to take, and what is there, None if nothing is.
 
     Raises:
-        OSError: it is no regular file, or a live process writes it, or it is ``new`` and there.
+        OSError: it is no regular file, or a live process writes it.
     """
     try:
-        target = os.path.abspath(path) if new else os.path.realpath(path)
-        if new and os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        target = os.path.realpath(path)
         found = _check_regular(target)
     except ValueError as e:  # A path with a null byte.
         raise OSError(errno.EINVAL, str(e), os.fspath(path)) from e
@@ -258,17 +252,6 @@ def _check_regular(path: str) -> os.stat_result | None:
         # As root, replacing /dev/null by a file would succeed.
         raise OSError(errno.EINVAL, "not a regular file", path)
     return found
-
-
-def refused(path: StrPath, what: str, e: Exception) -> ProfileNotWritableError:
-    """Error to raise where ``what`` cannot be written to ``path``."""
-    if isinstance(e, FileExistsError):
-        return ProfileExistsError(
-            path, f"cannot write {what}: something is there already, and stays as it is"
-        )
-    return ProfileNotWritableError(
-        path, f"cannot write {what}: {why(e)}. Nothing was changed there"
-    )
 
 
 _ADVICE = {

@@ -19,13 +19,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from memprof.profiler.support.errors import ProfileExistsError
+from memprof.profiler.support.errors import ProfileNotWritableError
 from memprof.profiler.support.writing import (
     create_locked,
     names_beside,
     take_over,
     write_all,
-    write_whole,
 )
 
 REST = 100
@@ -124,10 +123,18 @@ def write_record(path: Path, data: bytes) -> Path:
     it.
 
     Raises:
-        ProfileNotWritableError: it cannot be written.
+        OSError: the operating system refuses; nothing is left there.
+        ProfileNotWritableError: all names are taken.
     """
-    for name in (str(path), *names_beside(str(path))):
-        with contextlib.suppress(ProfileExistsError):
-            write_whole(name, data, "the tracker's record", new=True)
-            return Path(name)
-    raise ProfileExistsError(path, "it and all names beside it are taken")
+    for name in (path, *map(Path, names_beside(str(path)))):
+        with contextlib.suppress(FileExistsError):
+            file = RecordFile(name)
+            try:
+                file.write(data, sync=True)
+            except OSError:
+                _removed(name)
+                raise
+            finally:
+                file.close()
+            return name
+    raise ProfileNotWritableError(path, "it and all names beside it are taken")

@@ -12,8 +12,8 @@ import pytest
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.support import writing
-from memprof.profiler.support.errors import ProfileExistsError, ProfileNotWritableError
-from memprof.profiler.support.writing import create_for_streaming, write_whole
+from memprof.profiler.support.errors import ProfileNotWritableError
+from memprof.profiler.support.writing import create_for_streaming
 
 HOLD = """
 import sys
@@ -90,34 +90,6 @@ def test_a_claim_is_of_the_file_that_is_there(
     os.write(fd, b"mine")
     os.close(fd)
     assert path.read_bytes() == b"mine"
-
-
-def test_a_new_file_replaces_nothing_and_follows_no_link(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a", b"1", "it", new=True)
-    (tmp_path / "victim").write_bytes(b"2")
-    (tmp_path / "link").symlink_to(tmp_path / "victim")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    for name in ("a", "link", "dangling", "victim"):
-        with pytest.raises(ProfileExistsError, match="something is there already"):
-            write_whole(tmp_path / name, b"3", "it", new=True)
-    assert (tmp_path / "a").read_bytes() == b"1"
-    assert (tmp_path / "victim").read_bytes() == b"2"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "dangling", "link", "victim"]
-
-
-def test_a_name_that_is_taken_while_a_new_file_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sync = os.fsync
-
-    def meanwhile(fd: int) -> None:
-        monkeypatch.setattr(os, "fsync", sync)
-        (tmp_path / "a").write_bytes(b"theirs")
-
-    monkeypatch.setattr(os, "fsync", meanwhile)
-    with pytest.raises(ProfileExistsError):
-        write_whole(tmp_path / "a", b"ours", "it", new=True)
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"theirs")]
 
 
 @pytest.mark.parametrize(

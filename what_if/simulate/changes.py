@@ -192,27 +192,18 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
     return dict.fromkeys(_CONFS, ",".join([*kept, *options]))
 
 
-def environment_again(
-    changes: tuple[str, ...], given: Mapping[str, str], now: Mapping[str, str]
-) -> tuple[str, dict[str, str]]:
-    """Apply ``changes`` again where the program has since set a variable of the allocator otherwise
-    than ``given``: the name of that variable, and the variables with the changes; an empty text and
-    no variables where it has set none."""
-    name = next((n for n in _CONFS if now.get(n) != given.get(n)), "")
-    return (name, environment_of(changes, {_CONF: now.get(name, "")})) if name else ("", {})
-
-
 def keep_allocating(text: str, on_change: Callable[[str], None]) -> None:
-    """See to a change of the allocator's settings where the script sets some itself before CUDA
-    starts, and tell ``said`` of it; before torch is imported."""
+    """Make a change of the allocator's settings again where the script sets some itself before CUDA
+    starts, and tell ``on_change`` of it; before torch is imported."""
     given = dict(os.environ)
 
     def settings() -> str:
-        name, variables = environment_again((text,), given, os.environ)
-        os.environ.update(variables)
-        if name:
-            on_change(f"in {name}, which the program sets itself")
-        return variables.get(name, "")
+        name = next((n for n in _CONFS if os.environ.get(n) != given.get(n)), None)
+        if name is None:
+            return ""
+        on_change(f"in {name}, which the program sets itself")
+        os.environ.update(environment_of((text,), {_CONF: os.environ.get(name, "")}))
+        return os.environ[name]
 
     after_import("torch", lambda torch: allocate_by(settings))
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.cli import main
 from memprof.what_if.fit import tries
+from memprof.what_if.simulate import changes
 from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
     CHANGES,
     WITHOUT_TIMING,
     change_of,
-    environment_again,
     environment_of,
     is_idle,
     settings_of,
@@ -285,17 +285,27 @@ def test_options_of_the_allocator_join_those_that_are_there() -> None:
     expected = "max_split_size_mb:64,expandable_segments:True"
     assert set(environment_of(keys, base).values()) == {expected}
     assert environment_of(("checkpoint",), base) == {}
-    # The program sets one of them itself, as many do in their first lines.
-    given = {**base, **environment_of(keys, base)}
-    assert environment_again(keys, given, given) == ("", {})
-    for name in given:
-        now = {**given, name: "max_split_size_mb:32"}
-        found, again = environment_again(keys, given, now)
-        assert found == name
-        assert set(again.values()) == {"max_split_size_mb:32,expandable_segments:True"}
     assert settings_of(("memory-budget",)) == (
         "torch._functorch.config.activation_memory_budget=0.5",
     )
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_options_of_the_allocator_join_what_the_program_sets_itself(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    at_start: list[Callable[[], str]] = []
+    monkeypatch.setattr(changes, "allocate_by", at_start.append)
+    said: list[str] = []
+    changes.keep_allocating("expandable-segments", said.append)
+    (settings,) = at_start
+    assert (settings(), said) == ("", [])
+    # As many do in their first lines.
+    monkeypatch.setenv(name, "max_split_size_mb:32")
+    assert settings() == "max_split_size_mb:32,expandable_segments:True"
+    assert said == [f"in {name}, which the program sets itself"]
 
 
 MODELS = """

@@ -38,16 +38,6 @@ _BACK = 1 / 12
 """Step from a value that failed down to the next try, as a share of that value."""
 
 
-@dataclass(frozen=True, slots=True)
-class Try:
-    """Result of a value: whether it fits, bytes of the device that it needs where it does, and
-    bytes that the request which failed was short of, 0 if nobody knows."""
-
-    fits: bool
-    needed: int = 0
-    short: int = 0
-
-
 Needed = Mapping[int, float]
 """Bytes that are needed, by index."""
 
@@ -68,7 +58,7 @@ def _reaches(points: Needed, memory: int) -> int:
 def largest(
     count: int,
     memory: int,
-    probe: Callable[[int], Try],
+    probe: Callable[[int], Tried],
     *,
     second: int = 3,
     guess: Needed | None = None,
@@ -83,7 +73,7 @@ def largest(
     low, high = -1, count
     widths: list[int] = []
     stride = 1
-    last = Try(True)
+    last: Tried | None = None
     while high - low > 1:
         middle = (low + high) // 2
         points = fits if len(fits) > 1 else guess
@@ -95,7 +85,7 @@ def largest(
             index = middle
         elif points is None:
             index = second
-        elif not last.fits and _slope(points) > 0:
+        elif last is not None and not last.fits and _slope(points) > 0:
             # A line from far below is no better than a guess, whatever the request was short of.
             least = high * _BACK if 2 * low < high else 1
             index = max(high - math.ceil(max(last.short / _slope(points), least)), middle)
@@ -111,7 +101,7 @@ def largest(
         last = probe(index)
         if last.fits:
             low = index
-            fits[index] = last.needed
+            fits[index] = last.needed - last.reserved + last.allocated
         else:
             high = index
     return low, fits
@@ -182,13 +172,11 @@ def rows(
             continue
         by_index: dict[int, Tried] = {}
 
-        def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Try:
+        def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Tried:
             varying = {**row.values, varied.name: varied.values[index]}
             if index not in by_index:
                 by_index[index] = row.attempt(varying, tries, on_try)
-            tried = by_index[index]
-            needed = tried.needed - tried.reserved + tried.allocated
-            return Try(tried.fits, needed, tried.short)
+            return by_index[index]
 
         # What another GPU needed for the same is a good guess, and no more than that.
         same = tuple(values.values())

@@ -36,20 +36,20 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         tokens: that the cache of a serving engine holds; None where there is none.
     """
 
-    values: dict[str, str]
-    gpu: str
-    memory: int
+    values: dict[str, str] = {}
+    gpu: str = ""
+    memory: int = 0
     fits: bool
     needed: int
-    reserved: int
-    allocated: int
-    parts: list[tuple[str, int]]
-    limit: str
-    flops: int | None
-    changed: list[str]
-    idle: list[str]
-    notes: list[str]
-    seconds: float
+    reserved: int = 0
+    allocated: int = 0
+    parts: list[tuple[str, int]] = []
+    limit: str = ""
+    flops: int | None = None
+    changed: list[str] = []
+    idle: list[str] = []
+    notes: list[str] = []
+    seconds: float = 0
     short: int = 0
     tokens: int | None = None
 

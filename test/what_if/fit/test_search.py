@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from memprof.what_if.fit.table import Needed, Try, largest
+from memprof.what_if.fit.table import Needed, largest
+from memprof.what_if.fit.tries import Tried
 
 MEMORY = 1_000_000
 
@@ -21,11 +22,11 @@ class Steps:
         self._limit = limit
         self.tried: list[int] = []
 
-    def probe(self, index: int) -> Try:
+    def probe(self, index: int) -> Tried:
         self.tried.append(index)
         needed = self._needed[index]
         # The allocator gives back what is free before it fails: no more than the device's.
-        return Try(needed <= self._limit, min(needed, MEMORY))
+        return Tried(fits=needed <= self._limit, needed=min(needed, MEMORY))
 
     @property
     def answer(self) -> int:
@@ -82,10 +83,12 @@ def test_what_fragmentation_takes_costs_few_tries(
     limit = MEMORY - thousandths * MEMORY // 1_000
     steps = Steps([30_000 + slope] + [slope] * 2_000, limit)
 
-    def probe(index: int) -> Try:
+    def probe(index: int) -> Tried:
         found = steps.probe(index)
         over = 30_000 + slope * (index + 1) - limit
-        return found if found.fits or not known else replace(found, short=over + more * 1_000)
+        if known and not found.fits:
+            return msgspec.structs.replace(found, short=over + more * 1_000)
+        return found
 
     # WHEN the largest is looked for THEN that takes few tries
     found, _ = largest(2_001, MEMORY, probe)
@@ -114,11 +117,11 @@ def test_programs_as_they_are_take_ten_tries(
     memory = 40_343 if largest_that_fits == 38 else needed(largest_that_fits) + 70
     tried: list[int] = []
 
-    def probe(index: int) -> Try:
+    def probe(index: int) -> Tried:
         tried.append(index)
         if index + 1 <= largest_that_fits:
-            return Try(True, int(needed(index + 1)))
-        return Try(False, 0, short)
+            return Tried(fits=True, needed=int(needed(index + 1)))
+        return Tried(fits=False, needed=0, short=short)
 
     # WHEN the largest batch is looked for THEN it takes ten tries at most
     found, _ = largest(4_096, int(memory), probe)

@@ -20,13 +20,7 @@ def test_what_makes_gradients_wrong_is_said() -> None:
         needed=1 << 30,
         reserved=1 << 29,
         allocated=1 << 29,
-        parts=[],
-        limit="",
-        flops=5,
-        changed=[],
-        idle=[],
         notes=[DRAWN_ANEW],
-        seconds=1.0,
     )
     row = Row(gpu, {}, tries=[best], best=best)
     text = render([row], [parse_variable("BUDGET=0.1..0.3")], 1)

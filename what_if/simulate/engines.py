@@ -16,8 +16,3 @@ def follow_engines() -> None:
 def serving() -> Serving | None:
     """Memory of the last worker of this process; None where there is none."""
     return vllm.serving() or sglang.serving()
-
-
-def pools() -> list[object]:
-    """Objects, no modules, whose tensors are an engine's cache."""
-    return sglang.pools()

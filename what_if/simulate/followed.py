@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from memprof.profiler.model import DeviceAccount
 from memprof.simulated_cuda import control
 
-from .engines import pools
 from .leaving import BY_ITSELF, why_undecided
 from .outside import asked_for, taken
+from .sglang import pools
 
 
-def name_among_all(account: DeviceAccount) -> None:
-    """Give a device of this process the number that it has among all of a simulated host: with
+def name_among_all(accounts: Iterable[DeviceAccount | None]) -> None:
+    """Give devices of this process the numbers that they have among all of a simulated host: with
     CUDA_VISIBLE_DEVICES a process sees some of them, and counts these from 0."""
     import torch
 
-    if control.simulated():
-        own: Any = torch.cuda.get_device_properties(torch.device(account.device))
-        # Whose buses count from 1: simulated_cuda/src/cudart.cpp.
-        account.device = f"cuda:{own.pci_bus_id - 1}"
+    for account in accounts if control.simulated() else ():
+        if account is not None:
+            own: Any = torch.cuda.get_device_properties(torch.device(account.device))
+            # Whose buses count from 1: simulated_cuda/src/cudart.cpp.
+            account.device = f"cuda:{own.pci_bus_id - 1}"
 
 
 def peaks() -> tuple[int, int]:

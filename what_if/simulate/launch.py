@@ -199,9 +199,7 @@ class _Run:
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
             outcome.counters = found[outcome.accounts[0].device]
-        for account in (*outcome.accounts, outcome.out_of_memory):
-            if account is not None:
-                name_among_all(account)
+        name_among_all((*outcome.accounts, outcome.out_of_memory))
         if control.simulated():
             outcome.uncovered = control.uncovered()
         unused = unused_settings(self._settings)

@@ -203,9 +203,7 @@ class _Process:
         except Exception:
             log.exception("memprof could not make the account of process %d", self._process)
             outcome.lost = True
-        for account in (*outcome.accounts, outcome.out_of_memory):
-            if account is not None:
-                name_among_all(account)
+        name_among_all((*outcome.accounts, outcome.out_of_memory))
         return outcome
 
 

@@ -60,34 +60,6 @@ def by_name(before: Profile, after: Profile) -> dict[str, Quantity]:
     return {q.name: q for q in compare(before, after).quantities}
 
 
-def test_nothing_changed() -> None:
-    found = compare(training(), training())
-    assert found.devices == ("cpu", "cpu")
-    assert [(q.name, q.before, q.after, q.growth) for q in found.quantities] == [
-        ("peak", 26 * MIB, 26 * MIB, 0.0),
-        ("saved", 9 * MIB, 9 * MIB, 0.0),
-        ("allocated", 24 * MIB + MIB // 2, 24 * MIB + MIB // 2, 0.0),
-    ]
-    assert all(not changes for q in found.quantities for changes in q.views.values())
-
-
-def test_what_grew_is_named() -> None:
-    found = by_name(training(), larger(training(), 4 * MIB))
-    assert (found["peak"].change, found["saved"].change, found["allocated"].change) == (
-        4 * MIB,
-        4 * MIB,
-        4 * MIB,
-    )
-    assert found["saved"].growth == 4 / 9
-    # l1 has parameters and the backward's buffers too
-    for name, module, node in (("peak", 18, 8), ("saved", 8, 8), ("allocated", 18, 12)):
-        views = found[name].views
-        assert views["module"] == (PlaceChange("l1", module * MIB, (module + 4) * MIB),)
-        key = "mm in l1 at model.py: x = self.l3(x)"
-        assert views["node"] == (PlaceChange(key, node * MIB, (node + 4) * MIB),)
-    assert found["peak"].views["category"] == (PlaceChange("activation", 8 * MIB, 12 * MIB),)
-
-
 def test_each_module_that_changed_is_named_and_no_other() -> None:
     fewer = larger(larger(training(), -3 * MIB), -MIB // 2, ((0, "buf3"),))
     found = by_name(training(), fewer)["allocated"]

@@ -34,30 +34,6 @@ def job() -> list[Profile]:
     return [rank(3), rank(2, profile=slow), rank(0), rank(1)]
 
 
-def test_ranks_are_compared() -> None:
-    found = compare_ranks(job())
-    assert found.world_size == 4
-    assert [r.rank for r in found.rows] == [0, 1, 2, 3]
-    assert [r.peak // MIB for r in found.rows] == [26, 26, 30, 26]
-    assert [r.step_ns for r in found.rows] == [3e6, 3e6, 6e6, 3e6]
-    assert [r.steps for r in found.rows] == [2] * 4
-    assert [(r.graphs, r.calls, r.recompiles, r.skips) for r in found.rows] == [(3, 9, 0, 0)] * 4
-    assert found.warnings == []
-    peak, step, *categories = found.imbalance
-    assert (peak.lowest, peak.lowest_rank, peak.highest, peak.highest_rank, peak.mean) == (
-        26 * MIB,
-        0,
-        30 * MIB,
-        2,
-        27 * MIB,
-    )
-    assert (step.unit, step.highest, step.highest_rank, step.mean) == ("ns", 6e6, 2, 3.75e6)
-    assert categories[0].name == "activation"
-    assert categories[0].highest_rank == 2
-    # The categories of a rank add up to its peak.
-    assert all(sum(r.categories.values()) == r.peak for r in found.rows)
-
-
 def test_numbers_of_ranks_are_whole_on_a_narrow_terminal() -> None:
     lines = report_text(job(), Style(width=80)).splitlines()
     head = next(n for n, line in enumerate(lines) if "median step" in line)

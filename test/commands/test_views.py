@@ -85,7 +85,7 @@ def test_pages_and_exports(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
     found.export(tmp_path / "run.txt", "json")
     assert (tmp_path / "run.txt").stat().st_size
-    with pytest.raises(ValueError, match="there is no format 'svg'"):
+    with pytest.raises(ValueError, match="there is no format 'svg'; there are perfetto"):
         found.export(tmp_path / "x", "svg")
     assert not (tmp_path / "x").exists()
 

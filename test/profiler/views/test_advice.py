@@ -249,20 +249,6 @@ def test_all_that_is_kept_counts_whatever_made_it() -> None:
     assert kinds(layers("aten.gelu.default", [1000 * KIB])) == []
 
 
-def test_the_most_bytes_rank_first() -> None:
-    one, two = layers("aten.gelu.default", [4 * MIB]), layers("aten.relu.default", [5 * MIB])
-    for graph in two.graphs:
-        graph.id += 2
-        graph.graph_id = 1
-        for name, n in list(graph.nodes.items()):
-            graph.nodes[name] = dataclasses.replace(n, module_path="tail", stack=())
-    profile = Profile(
-        graphs=[*one.graphs, *two.graphs], calls=calls(*[(0, 0), (2, 0), (3, 0), (1, 0)] * 3)
-    )
-    found = advise(profile)
-    assert [f.title.partition(":")[0] for f in found] == ["relu in tail", "gelu in blocks.*.mlp"]
-
-
 @pytest.mark.parametrize(
     ("graph", "is_again", "left"), [(1, True, 4 * MIB), (1, False, 8 * MIB), (0, True, 8 * MIB)]
 )
@@ -339,6 +325,13 @@ def on_trees(*ledger: LedgerEntry) -> Profile:
     return profile
 
 
+def change_input(profile: Profile, index: int, **changes: bool) -> None:
+    graph = profile.graphs[0]
+    inputs = list(graph.inputs)
+    inputs[index] = dataclasses.replace(inputs[index], **changes)
+    graph.description = dataclasses.replace(graph.description, inputs=tuple(inputs))
+
+
 def test_outputs_that_are_cloned_every_step() -> None:
     (found,) = advise(on_trees(held(0, 7)))
     assert found.kind is FindingKind.OUTPUT_CLONE
@@ -357,11 +350,7 @@ def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
 def test_state_that_is_copied_in_every_replay() -> None:
     # GIVEN a replayed graph whose parameter primals_2 (2 MiB) has no static address
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
-    inputs = list(profile.graphs[0].inputs)
-    inputs[1] = dataclasses.replace(inputs[1], static=False)
-    profile.graphs[0].description = dataclasses.replace(
-        profile.graphs[0].description, inputs=tuple(inputs)
-    )
+    change_input(profile, 1, static=False)
     (found,) = advise(profile)
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.nbytes == 2 * MIB
@@ -372,11 +361,7 @@ def test_state_that_is_copied_in_every_replay() -> None:
 
 def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
-    inputs = list(profile.graphs[0].inputs)
-    inputs[2] = dataclasses.replace(inputs[2], mutated=True)
-    profile.graphs[0].description = dataclasses.replace(
-        profile.graphs[0].description, inputs=tuple(inputs)
-    )
+    change_input(profile, 2, mutated=True)
     (found,) = advise(profile)
     assert found.evidence[0].text == (
         "L['x']: the graph writes to it: the same memory at every call"
@@ -387,11 +372,7 @@ def test_a_cache_that_prevents_the_graph() -> None:
     writes = TreeCause.WRITES_TO_COPIED
     profile = on_trees(entry(LedgerKind.SKIP, "a reason", 7, cause=writes, inputs=(2,)))
     assert advise(profile) == []
-    inputs = list(profile.graphs[0].inputs)
-    inputs[2] = dataclasses.replace(inputs[2], mutated=True)
-    profile.graphs[0].description = dataclasses.replace(
-        profile.graphs[0].description, inputs=tuple(inputs)
-    )
+    change_input(profile, 2, mutated=True)
     (found,) = advise(profile)
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.evidence[0].count == 7
@@ -540,11 +521,7 @@ def test_at_most_five_and_the_largest_first() -> None:
         moved(9, 42 * MIB, function="2/0 forward"),
         *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4)),
     )
-    inputs = list(profile.graphs[0].inputs)
-    inputs[1] = dataclasses.replace(inputs[1], static=False)
-    profile.graphs[0].description = dataclasses.replace(
-        profile.graphs[0].description, inputs=tuple(inputs)
-    )
+    change_input(profile, 1, static=False)
     found = advise(profile)
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
         ("moving_address", 42),

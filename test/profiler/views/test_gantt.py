@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 
 from browser.gantt_profiles import server, training_run
-from click.testing import CliRunner
 from framing import findings
 from hypothesis import given, strategies as st
 from profile_builder import training
 
-from memprof.cli import main
-from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.live.trees import CallMode, call_modes
 from memprof.profiler.model import Lane, LaneKind, LedgerEntry, LedgerKind, Profile
 from memprof.profiler.views.report.html.payload_gantt import Bar, gantt_payload, place
@@ -128,18 +124,3 @@ def test_without_a_common_clock_nothing_is_claimed() -> None:
     page = gantt_payload(profile)
     assert page is not None
     assert "compilation" not in [lane["name"] for lane in page["lanes"]]
-
-
-# The command
-
-
-def test_the_command(tmp_path: Path) -> None:
-    write_profile(training_run(), tmp_path / "p.memprof")
-    args = ["report", str(tmp_path / "p.memprof"), "-o", str(tmp_path / "out.html")]
-    result = CliRunner().invoke(main, args)
-    assert result.exit_code == 0, result.output
-    assert result.output.endswith("one file that any browser opens offline\n")
-    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
-    result = CliRunner().invoke(main, [*args[:3], str(tmp_path / "no" / "out.html")])
-    assert result.exit_code == 2
-    assert "check the path" in result.output

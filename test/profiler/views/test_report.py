@@ -14,7 +14,6 @@ from hypothesis import given, strategies as st
 from profile_builder import MIB, ProgramBuilder, calls, node, training
 from rendering import render_ledger, render_text, render_tracker_record
 
-from memprof.profiler.live.attribution import View
 from memprof.profiler.live.trees import graphed_functions, pool_bytes, pool_rest
 from memprof.profiler.model import (
     LedgerEntry,
@@ -718,26 +717,6 @@ def test_forwards_without_a_backward_are_said() -> None:
 def test_summary_is_json_and_back() -> None:
     summary = summarize(troubled())
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
-
-
-def test_summary_of_a_training() -> None:
-    s = summarize(training())
-    assert s.peak is not None
-    assert (s.peak.nbytes, s.peak.call, s.peak.node) == (26 * MIB, 4, "mul")
-    assert (s.calls, s.graphs, s.unobserved_calls, s.device) == (9, 3, 0, "cpu")
-    assert [(r.calls, r.allocated, r.saved) for r in s.table] == [
-        (3, 14 * MIB, 9 * MIB),
-        (3, 10 * MIB, 0),
-        (3, MIB // 2, 0),
-    ]
-    assert set(s.views) == set(View)
-    assert s.coverage.allocated == s.coverage.to_node + MIB // 2
-
-
-def test_device() -> None:
-    with pytest.raises(ValueError, match="has no memory on 'cuda:0'; devices in it: cpu"):
-        summarize(training(), "cuda:0")
-    assert summarize(training(), "cpu").device == "cpu"
 
 
 # Terminals

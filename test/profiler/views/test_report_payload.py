@@ -55,14 +55,6 @@ def test_calls_without_a_program_are_said() -> None:
     assert missing == (1, "0/0 backward", "no program was observed for the sizes of these calls")
 
 
-def test_an_empty_profile() -> None:
-    payload = report_payload(Profile())
-    device = payload["device"]
-    assert device["peak"] is None
-    assert device["calls"]["step"] == device["units"] == []
-    assert payload["header"].notes[1].text == "0 graphs, 0 calls in 0 ns"
-
-
 def test_of_several_ranks_the_page_has_the_highest() -> None:
     profiles = []
     for rank in range(4):

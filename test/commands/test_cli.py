@@ -182,13 +182,6 @@ def test_report_json(path: str) -> None:
     assert found["views"]["line"]["unattributed"] == 0
 
 
-def test_report_of_an_empty_profile(tmp_path: Path) -> None:
-    write_profile(Profile(), tmp_path / "p.memprof")
-    result = invoke("report", str(tmp_path / "p.memprof"))
-    assert result.exit_code == 0
-    assert "no peak" in result.output
-
-
 def test_ledger(path: str) -> None:
     result = invoke("report", path, "--section", "ledger")
     assert result.exit_code == 0
@@ -285,12 +278,6 @@ def test_a_file_that_contradicts_itself_is_one_line(
     assert isinstance(result.exception, SystemExit | None)
 
 
-def test_folder_is_no_profile(tmp_path: Path) -> None:
-    result = invoke("report", str(tmp_path))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "give a file, not a folder" in result.stderr
-
-
 def test_bad_options(path: str) -> None:
     for args, says in (
         (["--top", "0"], "0 is not in the range x>=1"),
@@ -312,6 +299,7 @@ def test_bad_options_of_other_commands(path: str, tmp_path: Path) -> None:
         (["run", "--intervall=1", "train.py"], "--intervall"),
         (["top", path, "--interval", "nan"], "nan is no number of seconds"),
         (["top", path, "--interval", "inf"], "inf is not in the range"),
+        (["simulate", "--timeout", "nan", "--", "x.py"], "nan is no number of seconds"),
         (["reprot", path], "No such command 'reprot'. Did you mean 'report'?"),
         (["export", path, path, "-f", "json", "-o", out], "-f memprof puts several into one"),
         (["gantt", path], "memprof gantt is now: memprof report FILE -o PAGE"),
@@ -359,6 +347,7 @@ def names(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[st
         ["export", "-f", "perfetto", "-o"],
         ["export", "-f", "memory-viz", "-o"],
         ["export", "-f", "json", "-o"],
+        ["export", "-f", "memprof", "-o"],
     ],
 )
 def test_an_output_that_is_the_input_is_refused(
@@ -371,15 +360,6 @@ def test_an_output_that_is_the_input_is_refused(
             assert result.exit_code == 2
             assert "is the file to read, and would be overwritten" in result.stderr
     assert Path(path).read_bytes() == before
-
-
-def test_a_merged_file_does_not_take_the_place_of_what_is_read(tmp_path: Path) -> None:
-    write_profile(training(), tmp_path / "a.memprof")
-    a = str(tmp_path / "a.memprof")
-    before = (tmp_path / "a.memprof").read_bytes()
-    assert "is the file to read" in invoke("export", a, a, "-f", "memprof", "-o", a).stderr
-    assert (tmp_path / "a.memprof").read_bytes() == before
-    assert os.listdir(tmp_path) == ["a.memprof"]
 
 
 # Devices and ranks

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from memprof.cli import main
 from memprof.what_if.simulate.command_line import BadInput, Command, jobs_of, parse
 
 
@@ -85,9 +83,3 @@ def test_refuses_jobs(
 ) -> None:
     with pytest.raises(BadInput, match=says):
         jobs_of(size, ranks, per_host)
-
-
-def test_not_a_number_of_seconds_is_refused() -> None:
-    result = CliRunner().invoke(main, ["simulate", "--timeout", "nan", "--", "python", "x.py"])
-    assert result.exit_code == 2
-    assert "no number of seconds" in result.stderr

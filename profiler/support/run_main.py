@@ -1,4 +1,4 @@
-"""Runs a script, folder or module as ``__main__``, as ``python`` would run it.
+"""Runs a script or module as ``__main__``, as ``python`` would run it.
 
 Whatever is to be on while it runs is turned on by ``before``, which is called last: once the search
 path and ``sys.argv`` are the script's.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pkgutil
 import runpy
 import sys
 import types
 import zipimport
 from collections.abc import Callable
 from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -39,11 +38,12 @@ def run_main(arguments: list[str], before: Callable[[], object]) -> None:
         name, rest = arguments[1], arguments[2:]
         if not _SAFE_PATH:
             sys.path[0] = os.getcwd()
-        code, spec, path = _module(name)
-        file = path
+        code, spec = _module(name)
+        file = path = spec.origin or name
     else:
         path, rest = arguments[0], arguments[1:]
-        code, spec, file = _script(path)
+        file = os.path.abspath(path)
+        code, spec = _script(path), None
     sys.argv = [path, *rest]
     # Not runpy.run_path(), which empties the module again when it returns: functions that the
     # script registered with atexit, and whatever is pickled by name, need it until the end.
@@ -80,16 +80,8 @@ _SAFE_PATH = getattr(sys.flags, "safe_path", False)
 """``python -P``: no folder is put in front of the search path."""
 
 
-def _script(path: str) -> tuple[CodeType, ModuleSpec | None, str]:
-    """Code, spec and ``__file__`` of a script, or of a folder or zip file with ``__main__.py``."""
+def _script(path: str) -> CodeType:
     file = os.path.abspath(path)
-    if pkgutil.get_importer(file) is not None:
-        sys.path[0 : not _SAFE_PATH] = [file]
-        spec = PathFinder.find_spec("__main__", [file])
-        code = _code(spec)
-        if spec is None or code is None:
-            raise CannotRun(f"cannot find __main__.py in {path}")
-        return code, spec, spec.origin or file
     if not _SAFE_PATH:
         sys.path[0] = os.path.dirname(os.path.realpath(file))
     try:
@@ -97,10 +89,10 @@ def _script(path: str) -> tuple[CodeType, ModuleSpec | None, str]:
             source = opened.read()
     except OSError as e:
         raise CannotRun(f"cannot open {path}: {e.strerror or e}") from e
-    return compile(source, file, "exec", dont_inherit=True), None, file
+    return compile(source, file, "exec", dont_inherit=True)
 
 
-def _module(name: str) -> tuple[CodeType, ModuleSpec, str]:
+def _module(name: str) -> tuple[CodeType, ModuleSpec]:
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -108,17 +100,12 @@ def _module(name: str) -> tuple[CodeType, ModuleSpec, str]:
             spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as e:
         raise CannotRun(f"cannot find module {name}: {e}") from e
-    code = _code(spec)
+    loader: Any = spec.loader if spec is not None else None
+    can_run = isinstance(loader, (InspectLoader, zipimport.zipimporter))
+    code = loader.get_code(name) if can_run else None
     if spec is None or code is None:
         raise CannotRun(f"there is no module {name} that can be run")
-    return code, spec, spec.origin or name
-
-
-def _code(spec: ModuleSpec | None) -> CodeType | None:
-    loader: Any = spec.loader if spec is not None else None
-    if spec is None or not isinstance(loader, (InspectLoader, zipimport.zipimporter)):
-        return None
-    return loader.get_code(spec.name)
+    return code, spec
 
 
 def _show_without(file: str) -> None:

@@ -29,10 +29,6 @@ PROGRAMS = {
         {"train.py": f"import os\ndef f(): os.kill(os.getpid(), {int(signal.SIGINT)})\nf()\n"},
         ["train.py"],
     ),
-    "folder": (
-        {"app/__main__.py": ABOUT_MAIN + "import other\n", "app/other.py": FAILING},
-        ["app"],
-    ),
     "package": (
         {
             "app/__init__.py": "",
@@ -47,7 +43,7 @@ PROGRAMS = {
 
 def ended(command: list[str], folder: Path) -> tuple[int, str, str]:
     """Exit status, output and errors; without the frames of ``runpy``, which only ``python -m``
-    and ``python FOLDER`` show."""
+    shows."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MEMPROF_")}
     p = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return p.returncode, p.stdout, re.sub(r'  File "<frozen runpy>".*\n', "", p.stderr)

@@ -6,39 +6,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Something memprof does in the place of the program, in words, e.g. ``recording 0/0 forward
-    as a CUDA graph``, and the allocator's pool that serves it meanwhile, None if not known."""
+class ThreadNotes(threading.local):
+    """Notes on this thread.
 
-    what: str
+    Attributes:
+        activity: what memprof does in the place of the program, in words, e.g. ``recording 0/0
+            forward as a CUDA graph``; empty if the program itself runs.
+        pool: of the allocator, which serves it meanwhile; None if not known.
+        graphs: name for CUDA graphs that are captured; empty where none was given.
+    """
+
+    activity = ""
     pool: tuple[int, int] | None = None
-
-
-class _ThreadNotes(threading.local):
-    activity: Activity | None = None
     graphs = ""
 
 
-_here = _ThreadNotes()
+HERE = ThreadNotes()
 
 
 @contextmanager
 def activity(what: str, pool: tuple[int, int] | None = None) -> Iterator[None]:
-    """Have ``current_activity`` return this on this thread, within the context."""
-    before, _here.activity = _here.activity, Activity(what, pool)
+    """Note an activity on this thread, within the context."""
+    before = HERE.activity
+    served_before = HERE.pool
+    HERE.activity = what
+    HERE.pool = pool
     try:
         yield
     finally:
-        _here.activity = before
-
-
-def current_activity() -> Activity | None:
-    """Activity of memprof on this thread, None if the program itself runs."""
-    return _here.activity
+        HERE.activity = before
+        HERE.pool = served_before
 
 
 @contextmanager
@@ -47,13 +46,8 @@ def name_graphs(name: str) -> Iterator[None]:
 
     It is shown where somebody watches (``memprof.watch_graphs``), and costs nothing where not.
     """
-    before, _here.graphs = _here.graphs, name
+    before, HERE.graphs = HERE.graphs, name
     try:
         yield
     finally:
-        _here.graphs = before
-
-
-def capture_name() -> str:
-    """Returns the name for graphs that this thread captures, "" where it has given none."""
-    return _here.graphs
+        HERE.graphs = before

@@ -28,7 +28,7 @@ import torch
 
 from memprof.profiler.model import GraphCapture, GraphPool, SourceFrame
 from memprof.profiler.model.address_ranges import Range, has, merged
-from memprof.profiler.support.thread_activity import capture_name
+from memprof.profiler.support.thread_activity import HERE
 
 from . import _torch_compat as compat
 from .allocator_session import AllocatorSession
@@ -155,7 +155,7 @@ class GraphWatch:
         pool = compat.pool_id(kwargs.get("pool", args[0] if args else None))
         maker, frame = _who_captures()
         number, began = len(self.captures) + 1, time.perf_counter_ns()
-        record = GraphCapture(number, capture_name(), maker, frame, start_ns=began)
+        record = GraphCapture(number, HERE.graphs, maker, frame, start_ns=began)
         before = self._graphs.pop(id(graph), None)
         if before is not None and before.reference() is graph:
             _gone(before)  # It is captured anew.

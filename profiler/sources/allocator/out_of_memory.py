@@ -25,7 +25,7 @@ import torch
 
 from memprof.profiler.model import AllocationFailure, DeviceAccount, SourceFrame
 from memprof.profiler.support.process_hooks import on_fork
-from memprof.profiler.support.thread_activity import current_activity
+from memprof.profiler.support.thread_activity import HERE
 
 from . import _torch_compat as compat
 from .allocator_session import AllocatorSession
@@ -159,9 +159,8 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
         look = Objects().of_process()
         account = unwatched_account(event.device, segments, settings, look, holder_of)
         account.rows = [replace(r, holder=r.holder or UNWATCHED) for r in account.rows]
-    activity = current_activity()
-    if activity is not None:
-        pool = activity.pool
+    if HERE.activity:
+        pool = HERE.pool
     else:
         pool = None if torch.cuda.is_current_stream_capturing() else (0, 0)
     failure = explain_failure(
@@ -175,7 +174,7 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
         requested=requested,
     )
     _say_who_asked(failure, operation)
-    failure.activity = activity.what if activity is not None else ""
+    failure.activity = HERE.activity
     failure.thread = threading.current_thread().name
     failure.time_ns = time.time_ns()
     expandable = any(s.get("is_expandable", False) for s in segments)

@@ -20,7 +20,7 @@ from memprof.profiler.model import (
     SharedBytes,
     SourceFrame,
 )
-from memprof.profiler.support.thread_activity import capture_name, name_graphs
+from memprof.profiler.support.thread_activity import HERE, name_graphs
 
 MIB = 1 << 20
 LINE = SourceFrame("engine.py", 7, "forward", "y = self.head(x)")
@@ -122,9 +122,9 @@ def test_a_file_has_them() -> None:
 def test_names_are_of_the_innermost_block() -> None:
     with name_graphs("outer"):
         with name_graphs("inner"):
-            assert capture_name() == "inner"
-        assert capture_name() == "outer"
+            assert HERE.graphs == "inner"
+        assert HERE.graphs == "outer"
         with pytest.raises(KeyError), name_graphs("failed"):
             raise KeyError
-        assert capture_name() == "outer"
-    assert capture_name() == ""
+        assert HERE.graphs == "outer"
+    assert HERE.graphs == ""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import partial
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from memprof.simulated_cuda.after_import import after_import
+
+from .wrapping import after_call
 
 
 class Checkpointed:
@@ -44,12 +46,12 @@ class Checkpointed:
         after_import("torch.optim.optimizer", self._see_optimizers)
 
     def _see_modules(self, module: ModuleType) -> None:
-        _after(module.Module, "__init__", self._made.add)
+        after_call(module.Module, "__init__", lambda _, made: self._made.add(made))
         for name in ("to", "to_empty", "cuda"):
-            _after(module.Module, name, self._look)
+            after_call(module.Module, name, lambda _, moved: self._look(moved))
 
     def _see_optimizers(self, module: ModuleType) -> None:
-        _after(module.Optimizer, "__init__", lambda optimizer: self._look_at_all())
+        after_call(module.Optimizer, "__init__", lambda _, optimizer: self._look_at_all())
 
     def _look_at_all(self) -> None:
         made = [module for module in self._made if "_modules" in module.__dict__]
@@ -89,18 +91,6 @@ class Checkpointed:
             for block in _of_class(root, name) if name else repeated_blocks(root):
                 found.setdefault(block, text)
         return found
-
-
-def _after(owner: Any, name: str, look: Callable[[Any], None]) -> None:
-    method: Callable[..., Any] = getattr(owner, name)
-
-    @wraps(method)
-    def looked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = method(self, *args, **kwargs)
-        look(self)
-        return result
-
-    setattr(owner, name, looked)
 
 
 def _of_class(root: Any, name: str) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import msgspec
 from memprof.simulated_cuda import control
 
 from .outside import take
+from .wrapping import after_call, before_call
 
 _T = TypeVar("_T")
 
@@ -65,6 +65,7 @@ class GraphSizes:
         self.size = 0
         self._found: dict[int, GraphSize] = {}
         self._installed = False
+        self._reserved = self._kernels = 0
 
     def install(self) -> None:
         """Follow captures, once, on the simulated device; imports torch."""
@@ -73,30 +74,20 @@ class GraphSizes:
         if self._installed or not control.simulated():
             return
         self._installed = True
-        graph: Any = torch.cuda.CUDAGraph
-        begin: Callable[..., None] = graph.capture_begin
-        end: Callable[..., None] = graph.capture_end
-        reserved = torch.cuda.memory_reserved
-        before = kernels = 0
+        before_call(torch.cuda.CUDAGraph, "capture_begin", self._capture_begins)
+        after_call(torch.cuda.CUDAGraph, "capture_end", self._capture_ended)
 
-        @functools.wraps(begin)
-        def capture_begin(*args: Any, **kwargs: Any) -> None:
-            nonlocal before, kernels
-            before = reserved()
-            kernels = control.kernels(which="captured")
-            begin(*args, **kwargs)
+    def _capture_begins(self, *_: Any, **__: Any) -> None:
+        self._reserved = sys.modules["torch"].cuda.memory_reserved()
+        self._kernels = control.kernels(which="captured")
 
-        @functools.wraps(end)
-        def capture_end(*args: Any, **kwargs: Any) -> None:
-            end(*args, **kwargs)
-            found = self._found.setdefault(self.size, GraphSize(size=self.size))
-            found.graphs += 1
-            found.grew += reserved() - before
-            captured = control.kernels(which="captured") - kernels
-            found.kernels += captured
-            take("graph_kernel", captured)
-
-        graph.capture_begin, graph.capture_end = capture_begin, capture_end
+    def _capture_ended(self, *_: Any) -> None:
+        found = self._found.setdefault(self.size, GraphSize(size=self.size))
+        found.graphs += 1
+        found.grew += sys.modules["torch"].cuda.memory_reserved() - self._reserved
+        captured = control.kernels(which="captured") - self._kernels
+        found.kernels += captured
+        take("graph_kernel", captured)
 
     def forget(self) -> None:
         """Forget all so far: it was captured to be measured, and is gone."""

@@ -6,8 +6,6 @@ Everything here knows names of SGLang's, as versions 0.5.17 and 0.5.23 have them
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +13,7 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .engine_memory import SIZES, Serving, name_of, read
 from .outside import take
+from .wrapping import after_call, before_call
 
 _PACKAGE = "sglang.srt.model_executor"
 _CAPTURES = ("DecodeCudaGraphRunner", "PrefillCudaGraphRunner")
@@ -32,17 +31,9 @@ def _runner_is_there(module: ModuleType) -> None:
     runner: Any = getattr(module, "ModelRunner", None)
     if not hasattr(runner, "alloc_memory_pool"):
         return
-    allocate: Callable[..., Any] = runner.alloc_memory_pool
-
-    @functools.wraps(allocate)
-    def alloc_memory_pool(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _runners.append(self)
-        result = allocate(self, *args, **kwargs)
-        # The pool gets a share of what is free before anything has run.
-        take("kernels")
-        return result
-
-    runner.alloc_memory_pool = alloc_memory_pool
+    before_call(runner, "alloc_memory_pool", lambda self, *_, **__: _runners.append(self))
+    # The pool gets a share of what is free before anything has run.
+    after_call(runner, "alloc_memory_pool", lambda _, self: take("kernels"))
 
 
 def _captures_are_there(module: ModuleType) -> None:
@@ -50,17 +41,12 @@ def _captures_are_there(module: ModuleType) -> None:
     for name in _CAPTURES:
         captures: Any = module.__dict__.get(name)
         if hasattr(captures, "capture_one_shape"):
-            captures.capture_one_shape = _with_size(captures.capture_one_shape)
+            before_call(captures, "capture_one_shape", _note_size)
             SIZES.install()
 
 
-def _with_size(capture: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(capture)
-    def capture_one_shape(self: Any, size: int, *args: Any, **kwargs: Any) -> Any:
-        SIZES.size = size
-        return capture(self, size, *args, **kwargs)
-
-    return capture_one_shape
+def _note_size(_: Any, size: int, *__: Any, **___: Any) -> None:
+    SIZES.size = size
 
 
 def pools() -> list[object]:

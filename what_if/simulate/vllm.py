@@ -8,8 +8,6 @@ there costs its figure, and nothing else.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +15,7 @@ from memprof.simulated_cuda.after_import import after_import
 
 from .engine_memory import SIZES, Serving, name_of, read
 from .outside import take
+from .wrapping import after_call, before_call
 
 _METHODS = ("determine_available_memory", "initialize_from_config")
 _workers: list[Any] = []
@@ -44,55 +43,32 @@ def follow_alone() -> None:
 
 def _forwards_are_there(module: ModuleType) -> None:
     """Note for how many tokens each forward is: a graph is captured in one, or after one."""
-    context: Callable[..., Any] | None = getattr(module, "set_forward_context", None)
-    if context is None:
-        return
 
-    @functools.wraps(context)
-    def set_forward_context(*args: Any, **kwargs: Any) -> Any:
+    def note_size(*_: Any, **kwargs: Any) -> None:
         SIZES.size = read(lambda: int(kwargs["num_tokens"]), 0)
-        return context(*args, **kwargs)
 
-    module.set_forward_context = set_forward_context  # type: ignore[attr-defined]
-    SIZES.install()
+    if hasattr(module, "set_forward_context"):
+        before_call(module, "set_forward_context", note_size)
+        SIZES.install()
 
 
 def _worker_is_there(module: ModuleType) -> None:
     worker: Any = getattr(module, "Worker", None)
     if not all(hasattr(worker, name) for name in _METHODS):
         return
-    prepare: Callable[..., Any] = worker.initialize_from_config
-
-    @functools.wraps(prepare)
-    def initialize_from_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _workers.append(self)
-        SIZES.forget()
-        with contextlib.suppress(AttributeError):
-            _keep_graphs(self)
-        return prepare(self, *args, **kwargs)
-
-    worker.initialize_from_config = initialize_from_config
-    profile: Callable[..., Any] = worker.determine_available_memory
-
-    @functools.wraps(profile)
-    def determine_available_memory(*args: Any, **kwargs: Any) -> Any:
-        take("kernels")
-        return profile(*args, **kwargs)
-
-    worker.determine_available_memory = determine_available_memory
+    before_call(worker, "initialize_from_config", _initializes)
+    before_call(worker, "determine_available_memory", lambda *_, **__: take("kernels"))
 
 
-def _keep_graphs(worker: Any) -> None:
-    capture: Callable[..., Any] = worker.model_runner.capture_model
-
-    @functools.wraps(capture)
-    def capture_model(*args: Any, **kwargs: Any) -> Any:
-        nbytes = capture(*args, **kwargs)
+def _initializes(worker: Any, *_: Any, **__: Any) -> None:
+    def keep_graphs(nbytes: object, *_: Any) -> None:
         if isinstance(nbytes, int):
             _graphs[id(worker)] = nbytes
-        return nbytes
 
-    worker.model_runner.capture_model = capture_model
+    _workers.append(worker)
+    SIZES.forget()
+    with contextlib.suppress(AttributeError):
+        after_call(worker.model_runner, "capture_model", keep_graphs)
 
 
 def serving() -> Serving | None:

@@ -34,9 +34,6 @@ MIB = 1 << 20
 
 
 class TestRule:
-    def test_every_step(self) -> None:
-        assert rate_of(dict.fromkeys(range(1, 21), MIB), 20) == (MIB, 1)
-
     def test_since_a_step(self) -> None:
         # A leak that begins in an epoch's middle is known by its first step.
         assert rate_of(dict.fromkeys(range(7, 31), MIB), 30) == (MIB, 7)

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from expecttest import TestCase
 from framing import framed
 from profile_builder import MIB, training
 from rendering import render_diff
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
     DeviceSummary,
@@ -30,7 +28,7 @@ from memprof.profiler.support.json_text import to_json
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
 from memprof.profiler.views.report import Style
 
-from .test_diff import on
+from .test_diff import invoke, on
 
 
 def snapshot(time_ns: int, cpu: int, cuda: int, highest: int | None = None) -> MemorySnapshot:
@@ -90,10 +88,6 @@ GROWN: dict[str, Callable[[Profile], None]] = {
     "tracker tensors, cuda:0 by 1.00 MiB": with_snapshot(tensor_bytes=11 * MIB),
     "tracker end, cuda:0 by 1.00 MiB": with_snapshot(allocated_bytes=21 * MIB),
 }
-
-
-def invoke(*args: str | Path) -> Result:
-    return CliRunner().invoke(main, ["diff", *map(str, args)], env={"COLUMNS": "100"})
 
 
 def written(folder: Path, name: str, profile: Profile) -> Path:

@@ -6,8 +6,6 @@ import dataclasses
 import gzip
 import io
 import json
-import re
-import shlex
 import tracemalloc
 from pathlib import Path
 
@@ -264,20 +262,6 @@ def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str)
     assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
     assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == (tmp_path / "out").read_bytes()
     assert not list(tmp_path.glob(".*"))
-
-
-def test_the_commands_in_the_documentation_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docs = Path(__file__).parents[3] / "docs"
-    text = (docs / "exports.md").read_text() + (docs / "gantt.md").read_text()
-    commands = re.findall(r"^memprof (?:export|report) .*", text, re.MULTILINE)
-    assert len(commands) == 4
-    monkeypatch.chdir(tmp_path)
-    write_profile(training(102), "run.memprof")
-    for command in commands:
-        result = CliRunner().invoke(main, shlex.split(command)[1:])
-        assert result.exit_code == 0, (command, result.output)
 
 
 def test_the_tables_of_the_tracker() -> None:

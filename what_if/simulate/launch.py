@@ -202,14 +202,13 @@ class _Run:
         name_among_all((*outcome.accounts, outcome.out_of_memory))
         if control.simulated():
             outcome.uncovered = control.uncovered()
-        unused = unused_settings(self._settings)
         outcome.notes = [
             *self._leaving.growth(),
             *self._reads.misfits,
             *self._reads.unused(),
             *self._messages.notes,
             *self._reads.hangs_on(),
-            *unused,
+            *unused_settings(self._settings),
         ]
         outcome.sent = self._messages.sent
         outcome.serving = serving()

@@ -48,7 +48,14 @@ def test_a_graph_that_is_not_captured_says_why(
     monkeypatch.setattr(RUNTIME, "ledger", Ledger())
     record = GraphRecord(3, GraphKind.FORWARD)
     stage = GraphsStage(
-        record, box, {}, [], clone_outputs=False, inductor={}, of_forward=of_forward
+        record,
+        box,
+        {},
+        [],
+        clone_outputs=False,
+        inductor={},
+        annotate=False,
+        of_forward=of_forward,
     )
     box.value = False
     compiled = SimpleNamespace(disabled_cudagraphs_reason=own)

@@ -127,7 +127,9 @@ class TrackerRecorder:
         except ProfileError as e:
             log.error("%s", visible(f"{e}."))
         except OSError as e:
-            why = f"cannot write {self.path}: {e.strerror or e}. It has what was written before"
+            why = f"cannot write the tracker's record {self.path}: {e.strerror or e}"
+            if self._file is not None:
+                why += ". It has what was written before"
             log.error("%s", visible(f"{why}."))
         self._close()
 

@@ -5,6 +5,7 @@ These run the command as a user does, in the simulated device's own environment,
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +108,8 @@ def test_a_long_accumulation_is_seen_over_whole_steps(tmp_path: Path) -> None:
     # Weights, gradients, two moments, what the microbatch before kept and this one keeps, data.
     most = (3 + 3 + 2 * 3 + 3 + 3 + 1) * WEIGHT
     assert most <= rank["allocated_bytes"] < most + WEIGHT
-    assert "20 backwards" in errors
+    # Progress is told by the clock: how many there were by then hangs on the machine.
+    assert re.search(r"step \d, \d+ backwards", errors)
 
 
 def test_steps_of_a_compiled_optimizer_count(tmp_path: Path) -> None:

@@ -78,9 +78,6 @@ class RecordStage(CompileStage):
         return compiled
 
 
-_HIT = "found in AOTAutograd's cache"
-
-
 @dataclass(eq=False, repr=False)
 class InnerCompile:
     """The ``inner_compile`` of one call of ``compile_fx``.
@@ -225,7 +222,6 @@ class InnerCompile:
         )
         self._hits.append(graph)
         self._add(graph)
-        RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, _HIT)
         self._check_graphed(graph.record, stages)
         return finished
 
@@ -252,12 +248,17 @@ class InnerCompile:
         source = _torch_compat.source_code(compiled)
         return restored(known, self.lines, source, id_, compile_id)
 
+    def note_hits(self) -> None:
+        """Say in the ledger which graphs were hits: known when torch has the whole of its entry."""
+        for graph in self._hits:
+            found = "found in AOTAutograd's cache"
+            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, found)
+
     def _forget_hits(self) -> None:
         """Drop the graphs of hits that were none: torch compiles, since another part of the entry
         was missing."""
         for graph in self._hits:
             RUNTIME.discard(graph)
-            RUNTIME.ledger.retract(LedgerKind.CACHE_HIT, graph.record.id, _HIT)
         self._hits.clear()
 
     def _stages(

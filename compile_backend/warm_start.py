@@ -58,6 +58,7 @@ def serving_hits(inner: InnerCompile) -> Iterator[None]:
         told_apart = inner.lines.told_apart if inner.lines is not None else ""
         with _torch_compat.tagged_keys(f"{KEY_TAG}{told_apart}"):
             yield
+        inner.note_hits()
     finally:
         _compiling.inner = outer
 

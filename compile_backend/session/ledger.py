@@ -45,11 +45,6 @@ class Ledger:
             elif len(self._entries) < MAX_ENTRIES:
                 self._entries[key] = LedgerEntry(time.time_ns(), kind, graph, reason, tree=tree)
 
-    def retract(self, kind: LedgerKind, graph: int | None, reason: str) -> None:
-        """Take an entry out that turned out to be wrong."""
-        with self._lock:
-            self._entries.pop((kind, graph, reason), None)
-
     def count(
         self,
         kind: LedgerKind,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -84,12 +85,11 @@ def _wait_for_autograd() -> None:
             # Not in a fork, where such threads are missing.
             with contextlib.suppress(Exception):
                 empty = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
-                _last.append(empty)
+                # The thread lets go of this one late as well. A tensor that only its Python object
+                # owns then asks for Python's lock; the base of a view that is never freed has
+                # another owner.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(empty.view(0)))
                 torch.autograd.grad(empty, empty, empty)
-
-
-_last: list[torch.Tensor] = []
-"""Tensors of ``_wait_for_autograd``, for which no thread is to take Python's lock again."""
 
 
 def kernel_of(name: str) -> Kernel:

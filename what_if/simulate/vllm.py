@@ -21,6 +21,8 @@ _METHODS = ("determine_available_memory", "initialize_from_config")
 _workers: list[Any] = []
 _graphs: dict[int, int] = {}
 """Bytes of CUDA graphs, by worker."""
+_caches: dict[int, Any] = {}
+"""Configurations of KV caches, by worker, whose runner deletes its own when an engine ends."""
 
 
 def follow_workers() -> None:
@@ -60,12 +62,13 @@ def _worker_is_there(module: ModuleType) -> None:
     before_call(worker, "determine_available_memory", lambda *_, **__: take("kernels"))
 
 
-def _initializes(worker: Any, *_: Any, **__: Any) -> None:
+def _initializes(worker: Any, kv_cache_config: Any, *_: Any, **__: Any) -> None:
     def keep_graphs(nbytes: object, *_: Any) -> None:
         if isinstance(nbytes, int):
             _graphs[id(worker)] = nbytes
 
     _workers.append(worker)
+    _caches[id(worker)] = kv_cache_config
     SIZES.forget()
     with contextlib.suppress(AttributeError):
         after_call(worker.model_runner, "capture_model", keep_graphs)
@@ -86,7 +89,7 @@ def serving() -> Serving | None:
         found.activations -= found.graphs_estimated  # 0.33 adds it.
     found.graphs = _graphs.get(id(worker))
     found.graph_sizes = SIZES.rows()
-    config = read(lambda: runner.kv_cache_config)
+    config: Any = _caches.get(id(worker))
     found.kv_cache = read(lambda: _cache_bytes(config.kv_cache_tensors))
     found.blocks = read(lambda: int(config.num_blocks))
     found.longest = read(lambda: int(worker.model_config.max_model_len))

@@ -81,19 +81,20 @@ class Worker:
         total = torch.cuda.mem_get_info()[1]
         return int(total * self.utilization) - PROFILE - torch.cuda.memory_reserved()
 
-    def initialize_from_config(self, nbytes):
+    def kv_cache_config(self, nbytes):
         layers = self.model_runner.model.layers
         each = nbytes // (len(layers) * MIB) * MIB
         if each <= 0:
             raise ValueError("No available memory for the cache blocks.")
-        for layer in layers:
-            layer.kv_cache = torch.zeros(each, dtype=torch.int8, device="cuda").view(-1, 1024)
         tensors = [SimpleNamespace(size=each) for _ in layers]
-        blocks = each // 4096
-        self.model_runner.kv_cache_config = SimpleNamespace(
-            kv_cache_tensors=tensors, num_blocks=blocks
-        )
-        if self.model_config.max_model_len > blocks * 16:
+        return SimpleNamespace(kv_cache_tensors=tensors, num_blocks=each // 4096)
+
+    def initialize_from_config(self, config):
+        layers = self.model_runner.model.layers
+        for layer, tensor in zip(layers, config.kv_cache_tensors, strict=True):
+            cache = torch.zeros(tensor.size, dtype=torch.int8, device="cuda")
+            layer.kv_cache = cache.view(-1, 1024)
+        if self.model_config.max_model_len > config.num_blocks * 16:
             raise ValueError(
                 "3.00 GiB is needed, larger than the available KV cache memory (2.00 GiB). "
                 "Try another one."
@@ -101,7 +102,8 @@ class Worker:
 
     @torch.inference_mode()
     def serve(self):
-        self.initialize_from_config(self.determine_available_memory())
+        config = self.kv_cache_config(self.determine_available_memory())
+        self.initialize_from_config(config)
         self.model_runner.capture_model()
         gc.freeze()
 """

@@ -45,7 +45,14 @@ from .leaving import BY_ITSELF, STILL, Leaving, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
-from .processes import END, collect, follow_forks, note_training, write_whole
+from .processes import (
+    END,
+    collect,
+    engines_alone,
+    follow_forks,
+    note_training,
+    write_whole,
+)
 from .ranks import fake_groups, fake_reductions, refuse_symmetric_memory
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_alone
@@ -76,9 +83,10 @@ def launch(arguments: list[str]) -> None:
         for thread in threading.enumerate():  # as Python does at its end
             if not thread.daemon and thread is not threading.current_thread():
                 thread.join()
-        for process in multiprocessing.active_children():
-            if not process.daemon:
-                process.join()
+        if not engines_alone(request.folder):
+            for process in multiprocessing.active_children():
+                if not process.daemon:
+                    process.join()
     except BaseException as e:
         if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
             raise

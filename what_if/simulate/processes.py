@@ -7,7 +7,8 @@ Each process in which CUDA starts, forked before that or started anew
 ``PID.started`` as CUDA starts, and ``PID.process``, a ``ProcessOutcome``, when the file ``COLLECT``
 appears or when it ends. A process that is killed leaves the first alone: that it was there is
 known, and what it took is in the device's own table (``simulated_cuda/src/core_users.cpp``), which
-all processes share and from which the total at any instant is.
+all processes share and from which the total at any instant is. ``PID.serves`` is of a serving
+engine's worker, for which a script that has come to its end does not wait.
 
 Note [Steps of a process]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -56,6 +57,7 @@ REQUEST = "request.json"
 """Name of the file with the run's ``Request``."""
 
 _TRAINS = ".trains"
+_SERVES = ".serves"
 _PERIOD_S = 0.2
 _PATIENCE_S = 5.0
 """Seconds for a main thread to come out of what it waits for, before another thread answers."""
@@ -165,7 +167,11 @@ class _Process:
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
 
+        serves = False
         while not (self._folder / COLLECT).exists():
+            if not serves and serving() is not None:
+                serves = True
+                (self._folder / f"{self._process}{_SERVES}").touch()
             time.sleep(_PERIOD_S)
         ended = (self._folder / COLLECT).read_text()
         on_main_thread(functools.partial(self._answer, ended))
@@ -225,6 +231,15 @@ def collect(folder: str, ended: str) -> None:
     until = (of_run / COLLECT).stat().st_mtime + COLLECT_S
     while _silent(of_run) and time.time() < until:
         time.sleep(_PERIOD_S / 2)
+
+
+def engines_alone(folder: str) -> bool:
+    """Tells whether the processes of a run that are alive and have not answered are a serving
+    engine's: they wait for requests, and end with the script that made the engine."""
+    if _silent(Path(folder)):
+        time.sleep(5 * _PERIOD_S)  # in which a worker that is new has said so
+    alive = _silent(Path(folder))
+    return bool(alive) and all(Path(folder, f"{pid}{_SERVES}").exists() for pid in alive)
 
 
 def write_whole(path: Path, content: bytes) -> None:

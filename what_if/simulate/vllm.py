@@ -8,6 +8,8 @@ there costs its figure, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +31,7 @@ def follow_workers() -> None:
     """Keep each worker that this process makes, for ``serving``."""
     after_import("vllm.v1.worker.gpu_worker", _worker_is_there)
     after_import("vllm.forward_context", _forwards_are_there)
+    after_import("vllm.v1.worker.gpu.model_runner", _runner_is_there)
 
 
 def follow_alone() -> None:
@@ -60,6 +63,35 @@ def _worker_is_there(module: ModuleType) -> None:
         return
     before_call(worker, "initialize_from_config", _initializes)
     before_call(worker, "determine_available_memory", lambda *_, **__: take("kernels"))
+
+
+def _runner_is_there(module: ModuleType) -> None:
+    """Have each request get a token from a forward that ends behind its prompt.
+
+    A kernel counts them, and without values it counts none, so that ``generate()`` would wait for
+    ever. The first model runner of vLLM counts on the host.
+    """
+    runner: Any = getattr(module, "GPUModelRunner", None)
+    sample: Callable[..., Any] | None = getattr(runner, "sample", None)
+    if sample is None:
+        return
+
+    @functools.wraps(sample)
+    def sample_one(runner: Any, hidden_states: Any, batch: Any, *args: Any) -> Any:
+        result = sample(runner, hidden_states, batch, *args)
+        read(lambda: result[1].copy_(_tokens_of(batch)))
+        return result
+
+    runner.sample = sample_one
+
+
+def _tokens_of(batch: Any) -> Any:
+    """One token for each request of a batch whose prompt the forward has read to its end, on the
+    host."""
+    import torch
+
+    ends = batch.num_computed_tokens_np + batch.num_scheduled_tokens
+    return torch.from_numpy(ends >= batch.prefill_len_np)
 
 
 def _initializes(worker: Any, kv_cache_config: Any, *_: Any, **__: Any) -> None:

@@ -123,15 +123,17 @@ def engine(utilization, longest, ready):
     time.sleep(600)
 
 
-def main():
+def main(serve=True):
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     arguments = (float(sys.argv[-2]), int(sys.argv[-1]), ready)
-    process = context.Process(target=engine, args=arguments, name="EngineCore", daemon=True)
+    process = context.Process(target=engine, args=arguments, name="EngineCore", daemon=serve)
     process.start()
     while not ready.wait(0.2):
         if not process.is_alive():
             sys.exit("Engine core initialization failed")
+    if not serve:
+        return
     print("INFO: Application startup complete.", flush=True)
     time.sleep(600)
 """
@@ -163,6 +165,9 @@ from vllm.serving import main
 if __name__ == "__main__":
     main()
 """
+
+ENDING = SCRIPT.replace("main()\n", "main(serve=False)\n")
+"""Of a script that comes to its end while its engine waits for requests."""
 
 
 RUNNER = """

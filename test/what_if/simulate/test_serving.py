@@ -17,7 +17,7 @@ from memprof.what_if.simulate.request import Outcome
 from memprof.what_if.simulate.result import render
 from memprof.what_if.simulate.serving import refusal
 
-from .engine import ALONE, SCRIPT, SGLANG, write_engine, write_sglang
+from .engine import ALONE, ENDING, SCRIPT, SGLANG, write_engine, write_sglang
 from .test_simulate import MIB, adds_up, memprof, rows, simulate
 
 READY = ("--until", "Application startup complete")
@@ -63,6 +63,18 @@ def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None
     done = memprof("simulate", *READY, *device, "--", "python", script, "0.5", "2048")
     assert "captured for batches of" in done.stdout
     assert "1  32 tokens" in done.stdout
+
+
+@pytest.mark.simgpu
+def test_a_script_that_ends_does_not_wait_for_its_engine(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    device = ("--gpu", "h100-80gb", "--memory", "8GiB")
+    status, result, errors = simulate(tmp_path, ENDING, *device, arguments=("0.5", "2048"))
+    assert status == 0, errors
+    (rank,) = result["ranks"]
+    assert rank["ended"] == "the script ended"
+    assert rank["serving"][0]["weights"] == WEIGHTS
+    assert [process["lost"] for process in rank["processes"]] == [False]
 
 
 @pytest.mark.simgpu

@@ -2,10 +2,9 @@
 
 Note [What ranks are compared by]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
-do not, one of them compiles while the others wait in a collective. Graphs are matched by label and
-are the same if their FX nodes run the same operators. Bytes may differ, as shards of uneven
-parameters do: that is imbalance, not a warning.
+Ranks of one job should compile as often and skip the same things; where they do not, one of them
+compiles while the others wait in a collective: the table has both. Bytes may differ, as shards of
+uneven parameters do: that is imbalance, not a warning.
 
 A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
 is no forward) to the next, on its own clock; no clock is compared with another's.
@@ -14,14 +13,13 @@ is no forward) to the next, on its own clock; no clock is compared with another'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from statistics import mean, median
 
 from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.devices import main_device, timelines
-from memprof.profiler.live.out_of_memory import times_out_of_memory
 from memprof.profiler.model import GraphKind, LedgerKind, Process, Profile
 
 _LISTED = 8
@@ -77,9 +75,11 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job of ``world_size``, or runs that are no ranks (then 0). In ``imbalance``
-    peak and step are first, then categories, most bytes first; ``warnings`` say where ranks differ
-    that should not."""
+    """All ranks of a job of ``world_size``, or runs that are no ranks (then 0).
+
+    In ``imbalance`` peak and step are first, then categories, most bytes first; ``warnings`` say
+    which ranks are missing, there twice, not whole, or out of memory.
+    """
 
     world_size: int
     rows: list[RankRow]
@@ -202,42 +202,9 @@ def _warnings(ranked: list[tuple[Process, Profile]], rows: list[RankRow]) -> lis
             n = len(profile.left_out)
             more = f" and {n - 1} parts more" if n > 1 else ""
             out.append(f"rank {process.rank}: left out: {profile.left_out[0]}{more}")
-        if failed := times_out_of_memory(profile):
-            out.append(f"rank {process.rank} ran out of memory {failed:,} times or more")
-    out += _graphs_that_differ(ranked)
-    out += _figures_that_differ("recompilations", rows, lambda r: r.recompiles)
-    out += _figures_that_differ("skips and fallbacks", rows, lambda r: r.skips)
+        if any(account.failure is not None for account in profile.accounts):
+            out.append(f"rank {process.rank} ran out of memory")
     return out
-
-
-def _graphs_that_differ(ranked: list[tuple[Process, Profile]]) -> list[str]:
-    operators: dict[str, dict[int, Hashable]] = {}
-    for process, profile in ranked:
-        for g in profile.graphs:
-            ops = tuple(sorted(Counter(n.target for n in g.nodes.values()).items()))
-            operators.setdefault(g.label, {})[process.rank] = ops
-    ranks = {process.rank for process, _ in ranked}
-    out = []
-    for label, found in sorted(operators.items()):
-        if lacking := sorted(ranks - set(found)):
-            out.append(f"graph {label}: ranks {_list(sorted(found))} have it, {_list(lacking)} not")
-        elif len(set(found.values())) > 1:
-            usual = Counter(found.values()).most_common(1)[0][0]
-            others = sorted(r for r, ops in found.items() if ops != usual)
-            out.append(f"graph {label} runs other operators on rank {_list(others)}")
-    return out
-
-
-def _figures_that_differ(
-    what: str, rows: list[RankRow], figure: Callable[[RankRow], int]
-) -> list[str]:
-    by_value: dict[int, list[int]] = {}
-    for row in rows:
-        by_value.setdefault(figure(row), []).append(row.rank)
-    if len(by_value) < 2:
-        return []
-    parts = [f"{n:,} on rank {_list(ranks)}" for n, ranks in sorted(by_value.items())]
-    return [f"{what} differ: {', '.join(parts)}"]
 
 
 def _list(ranks: Sequence[int], count: int | None = None) -> str:

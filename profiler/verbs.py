@@ -229,7 +229,7 @@ def _summary(profiles: Sequence[Profile], device: str | None) -> Summary | RankS
 
 def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Iterable[Section]:
     if isinstance(found, RankSummary):
-        return [of_ranks(found, show)]
+        return [of_ranks(found)]
     return sections.of_profile(found, show, snapshots)
 
 

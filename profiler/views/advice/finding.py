@@ -29,7 +29,6 @@ class FindingKind(str, Enum):
     STATIC_INPUT = "static_input"
     MOVING_ADDRESS = "moving_address"
     SHAPES = "shapes"
-    GRADIENT = "gradient"
     LARGE_OUTPUT = "large_output"
 
 

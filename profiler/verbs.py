@@ -131,11 +131,9 @@ class Views:
         found = self.profiles()
         if len(found) > 1:
             return f"<memprof profile{name}: {len(found)} ranks>"
-        summary = summarize(found[0])
-        peak = ""
-        if summary.peak is not None:
-            peak = f", peak {format_bytes(summary.peak.nbytes)} on {summary.device}"
-        return f"<memprof profile{name}: {summary.graphs} graphs, {summary.calls:,} calls{peak}>"
+        (profile,) = found
+        graphs, calls = len(profile.graphs), len(profile.calls)
+        return f"<memprof profile{name}: {graphs} graphs, {calls:,} calls>"
 
     def _repr_html_(self) -> str:
         """The report in a notebook."""

@@ -13,9 +13,7 @@ from memprof.profiler.live.attribution import (
     Attribution,
     Breakdown,
     Coverage,
-    ModuleNode,
     View,
-    module_tree,
 )
 from memprof.profiler.live.devices import main_device, most_called, peak_bytes, timelines
 from memprof.profiler.live.growth import growth
@@ -99,7 +97,6 @@ class Summary:
     span_ns: int  # from the start of the first logged call to the end of the last
     peak: LivePeak | None  # None without calls
     views: dict[View, Breakdown]  # the live set at the peak
-    modules: ModuleNode  # the module view as a tree
     table: list[GraphRow]
     ledger: LedgerSummary
     coverage: Coverage  # of all programs' allocations, each program once
@@ -167,7 +164,6 @@ def summarize(
         device=device,
         peak=_peak(timeline, attribution),
         views=views,
-        modules=module_tree(views[View.MODULE]),
         table=_graph_rows(timeline),
         coverage=attribution.coverage((u.graph, u.program) for u in timeline.units),
         device_peaks={d: peak_bytes(t) for d, t in found.items()},

@@ -106,16 +106,15 @@ Live at the peak, by source line
 26.0 MiB  100.0 %            total
 
 Live at the peak, by module
-with children    share       own  module
----------------------------------------------------
-     20.0 MiB   76.9 %       0 B  (root)
-     18.0 MiB   69.2 %  18.0 MiB    l1
-     2.00 MiB    7.7 %  2.00 MiB    l2
-                15.4 %  4.00 MiB  (optimizer state)
-                 3.8 %  1.00 MiB  (autograd detail)
-                 3.8 %  1.00 MiB  (input)
-                 0.0 %       0 B  unattributed
-               100.0 %  26.0 MiB  total
+   bytes    share  storages  module
+----------------------------------------------
+18.0 MiB   69.2 %         3  l1
+4.00 MiB   15.4 %         1  (optimizer state)
+2.00 MiB    7.7 %         1  l2
+1.00 MiB    3.8 %         1  (autograd detail)
+1.00 MiB    3.8 %         1  (input)
+     0 B    0.0 %            unattributed
+26.0 MiB  100.0 %            total
 
 Live at the peak, by FX node
    bytes    share  storages  FX node       graph          operator or name
@@ -233,15 +232,13 @@ Live at the peak, by source line
 23,068,672 B  100.0 %            total
 
 Live at the peak, by module
-with children    share           own  module
--------------------------------------------------------
- 12,582,912 B   54.5 %           0 B  (root)
- 10,485,760 B   45.5 %  10,485,760 B    l1
-  2,097,152 B    9.1 %   2,097,152 B    l2
-                 4.5 %   1,048,576 B  (autograd detail)
-                 4.5 %   1,048,576 B  (input)
-                36.4 %   8,388,608 B  unattributed
-               100.0 %  23,068,672 B  total
+       bytes    share  storages  module
+---------------------------------------------
+10,485,760 B   45.5 %         2  l1
+ 2,097,152 B    9.1 %         1  l2
+ 2,097,152 B    9.1 %         2  2 smaller
+ 8,388,608 B   36.4 %            unattributed
+23,068,672 B  100.0 %            total
 
 Live at the peak, by FX node
        bytes    share  storages  FX node       graph         operator or name
@@ -608,7 +605,7 @@ def test_long_names_cut_text_and_never_numbers(width: int) -> None:
     for number in re.findall(r"[\d,.]+ (?:B|KiB|MiB|%|us)", wide):
         assert number in text
     assert "model.py:123" in text
-    for header in ("share", "storages", "with children", "median", "allocated"):
+    for header in ("share", "storages", "median", "allocated"):
         assert header in text
 
 

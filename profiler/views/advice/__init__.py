@@ -19,9 +19,8 @@ worth it there are none.
   graph writes to (which keeps it from being recorded at all). A batch that is new at every step is
   neither.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
-  of an input was another one; the bytes are the input's. Also with fewer bytes, if recording again
-  took ``MIN_TIME_SHARE`` (5 %) of the time. And functions that the trees have stopped recording
-  because inputs keep moving, whatever their bytes: that costs time in each step.
+  of an input was another one; the bytes are the input's. And functions that the trees have stopped
+  recording because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all sizes but the largest, warm-ups included, which padding to it would save.
 * **large output**: logits and what a loss makes of them, from ``MIN_OUTPUT_SHARE`` (10 %) of the

@@ -120,7 +120,6 @@ def _entering(graph: GraphRecord) -> list[Storage]:
 def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
     """Functions that are recorded again and again, or no more, because inputs move."""
     graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
-    span = max(profile.calls.end_ns, default=0) - min(profile.calls.start_ns, default=0)
     again: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
     findings = []
     stopped = set()
@@ -134,20 +133,17 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
         if function in stopped:
             continue
         times = sum(e.count for e, _ in entries)
-        took = sum(t.duration_ns for _, t in entries)
         graph = graphs.get(entries[0][0].graph)
         evidence = _moving_inputs([e for e, _ in entries], graph, function)
         # Recordings at one place share the pool's memory, so what they add to it can be little:
-        # what is at stake is the input, and the time that recording takes.
+        # what is at stake is the input.
         nbytes = max(sum(t.marginal for _, t in entries), sum(e.nbytes for e in evidence))
-        worth = nbytes >= threshold or took >= finding.MIN_TIME_SHARE * span > 0
-        if times < finding.MIN_TIMES or not worth:
+        if times < finding.MIN_TIMES or nbytes < threshold:
             continue
         findings.append(
             Finding(
                 FindingKind.MOVING_ADDRESS,
-                f"{function} was recorded {times:,} times again because an input has moved"
-                + (f", which took {took / 1e6:,.0f} ms" if took else ""),
+                f"{function} was recorded {times:,} times again because an input has moved",
                 nbytes,
                 "in inputs that move",
                 "allocate them once and copy_() into them (assigning .data or a new tensor moves "

@@ -415,18 +415,6 @@ def test_recordings_that_cost_no_pool_are_about_the_input() -> None:
     assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 4 * MIB)
 
 
-def test_a_small_input_that_moves_costs_time() -> None:
-    # GIVEN an input of unknown size, and recordings that took a tenth of the time
-    profile = on_trees(moved(5, inputs=()))
-    assert advise(profile) == []
-    tree = profile.ledger[0].tree
-    assert tree is not None
-    tree = dataclasses.replace(tree, duration_ns=900_000)
-    profile.ledger = [dataclasses.replace(profile.ledger[0], tree=tree)]
-    (found,) = advise(profile)
-    assert found.title.endswith("because an input has moved, which took 1 ms")
-
-
 def test_one_move_or_another_reason_is_no_finding() -> None:
     assert advise(on_trees(moved(1, 9 * MIB))) == []
     other = "an input that died in the recording is still held"

@@ -181,10 +181,6 @@ operator        after      CPU  CPU bytes  shapes
 aten::matmul     0 ns  5.00 us        0 B  [4, 8] [8, 2]
   aten::mm    1.00 us  3.00 us      +32 B  [4, 8] [8, 2]
 aten::add      1.00 s   500 ns      -32 B  -
-
-What the figures are
-  python tensors: what Python holds. Not: activations.
-  Not used: malloc (glibc only).
 """,
         )
 

@@ -64,8 +64,6 @@ def test_allocator_figures_and_tensors(tracker: MemoryTracker) -> None:
     # So large that no other test's leavings are larger.
     largest = tracker.record().snapshots[-1].largest[0]
     assert (largest.device, largest.nbytes) == ("cuda:0", 256 * MIB)
-    (cuda,) = (s for s in tracker.record().metadata.sources if s.name == "CUDA allocator")
-    assert cuda.used
     tracker.stop()
     del before, kept
 

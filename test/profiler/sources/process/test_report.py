@@ -14,7 +14,6 @@ from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.model import (
     Category,
     DeviceSummary,
-    FigureSource,
     Lane,
     LaneKind,
     MemorySnapshot,
@@ -74,10 +73,6 @@ def full() -> TrackerRecord:
             memprof="0.1.0",
             python="3.11.7",
             interval_ns=5 * SECOND,
-            sources=(
-                FigureSource("python tensors", True, "what Python holds", "activations"),
-                FigureSource("malloc", False, "", "glibc only"),
-            ),
             lanes=[Lane(LaneKind.THREAD, "MainThread", 0)],
             pauses=[Span(10 * SECOND, 12 * SECOND)],
             snapshots_taken=14,

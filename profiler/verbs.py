@@ -131,11 +131,9 @@ class Views:
         found = self.profiles()
         if len(found) > 1:
             return f"<memprof profile{name}: {len(found)} ranks>"
-        summary = summarize(found[0])
-        peak = ""
-        if summary.peak is not None:
-            peak = f", peak {format_bytes(summary.peak.nbytes)} on {summary.device}"
-        return f"<memprof profile{name}: {summary.graphs} graphs, {summary.calls:,} calls{peak}>"
+        (profile,) = found
+        graphs, calls = len(profile.graphs), len(profile.calls)
+        return f"<memprof profile{name}: {graphs} graphs, {calls:,} calls>"
 
     def _repr_html_(self) -> str:
         """The report in a notebook."""
@@ -229,7 +227,7 @@ def _summary(profiles: Sequence[Profile], device: str | None) -> Summary | RankS
 
 def _sections(found: Summary | RankSummary, show: Show, snapshots: int) -> Iterable[Section]:
     if isinstance(found, RankSummary):
-        return [of_ranks(found, show)]
+        return [of_ranks(found)]
     return sections.of_profile(found, show, snapshots)
 
 

@@ -101,7 +101,7 @@ def compiled() -> tuple[Profile, dict[int, int]]:
 
 def register() -> None:
     """Let the tracker ask ``origin`` and ``compiled``."""
-    register_with_tracker(origin, compiled, RUNTIME.has_graphs)
+    register_with_tracker(origin, compiled)
 
 
 def describe(file: str, line: int) -> Compiled | None:

@@ -212,10 +212,6 @@ class Runtime:
                 graph.complete()
             return found
 
-    def has_graphs(self) -> bool:
-        """Tells whether there are graphs; completes none."""
-        return bool(self._graphs)
-
     def note_persistent(self, record: GraphRecord, program: AllocationProgram) -> None:
         """Watch the release of what may stay between calls of a new program: parameters, buffers,
         optimizer state, and what the graph writes to."""

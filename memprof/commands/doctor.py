@@ -5,7 +5,6 @@ Every probe runs by itself. What can be tried is tried (a C++ file is compiled),
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import platform
@@ -16,7 +15,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
@@ -72,65 +71,40 @@ class ProbeResult:
 @dataclass(slots=True)
 class Diagnosis:
     works: bool
-    environment: list[ProbeResult]
-    features: list[ProbeResult]
+    found: list[ProbeResult]
     next: str
     """Next thing to type: a command, or the advice of what fails first."""
 
 
-class _Problem(Exception):
-    """Raised by a probe: its status, detail, and maybe advice."""
+Outcome = tuple[Status, str] | tuple[Status, str, str]
+"""A probe's status and detail, and maybe advice."""
+
+BACKEND = 'torch.compile(backend="memprof")'
+GPU_CODE = "Inductor code for GPU"
 
 
 def examine() -> Diagnosis:
     """Run all probes. Takes a few seconds, most of them ``import torch``. Never raises."""
-    found: dict[str, ProbeResult] = {}
-    environment: dict[str, Callable[[], str]] = {
-        "Python": lambda: f"{platform.python_version()} ({sys.executable})",
+    probes: dict[str, Callable[[], Outcome]] = {
+        "Python": lambda: ("ok", f"{platform.python_version()} ({sys.executable})"),
         "memprof": _memprof,
         "torch": _torch,
-        "triton": _triton,
         "devices": _devices,
         "C++ compiler": _compiler,
-        "entry point": _entry_point,
+        BACKEND: _backend,
+        GPU_CODE: _gpu_code,
+        "CUDA graphs": _cuda_graphs,
+        "memprof simulate": _simulation,
     }
-    # Of each, what it needs.
-    features: dict[str, tuple[tuple[str, ...], Callable[[], str]]] = {
-        'torch.compile(backend="memprof")': (("torch", "entry point"), _backend),
-        "Inductor code for CPU": (
-            ("torch", "C++ compiler"),
-            lambda: "compiled by the C++ compiler above",
-        ),
-        "Inductor code for GPU": ((), lambda: _gpu_code(found["triton"])),
-        "CUDA graphs": ((), _cuda_graphs),
-        "memprof simulate": ((), _simulation),
-        "memprof report": (
-            (),
-            lambda: "what reads files: report, diff, export and others, without torch",
-        ),
-    }
-    for name, probe in environment.items():
-        found[name] = _probe(name, probe)
-    for name, (needs, probe) in features.items():
-        missing = [need for need in needs if found[need].status == "fail"]
-        found[name] = _probe(name, probe)
-        if missing:
-            found[name] = ProbeResult(name, "fail", f"needs {missing[0]}")
-    works = all(found[n].status != "fail" for n in ("torch", "entry point"))
-    code = [found[f"Inductor code for {kind}"].status for kind in ("CPU", "GPU")]
-    works = works and "ok" in code
-    return Diagnosis(
-        works,
-        [found[name] for name in environment],
-        [found[name] for name in features],
-        _next(works, found),
-    )
+    found = {name: _probe(name, probe) for name, probe in probes.items()}
+    works = all(found[name].status != "fail" for name in ("torch", BACKEND))
+    works = works and "ok" in (found["C++ compiler"].status, found[GPU_CODE].status)
+    return Diagnosis(works, [*found.values()], _next(works, found))
 
 
 def _next(works: bool, found: dict[str, ProbeResult]) -> str:
     """The one command that leads on from here."""
-    simulates = found["memprof simulate"].status == "ok"
-    if simulates and found["Inductor code for GPU"].status != "ok":
+    if found["memprof simulate"].status == "ok" and found[GPU_CODE].status != "ok":
         return "memprof simulate --gpu h100-80gb -- python train.py"
     if works:
         return "memprof run train.py"
@@ -140,27 +114,23 @@ def _next(works: bool, found: dict[str, ProbeResult]) -> str:
 
 def in_words(diagnosis: Diagnosis) -> Iterator[Section]:
     columns = (col.Text("status"), col.Text("what"), col.Text("found", fold=True))
-    for title, findings in (
-        ("This machine", diagnosis.environment),
-        ("What works here", diagnosis.features),
-    ):
-        rows = [
-            (f.status, f.name, f"{f.detail} -> {f.advice}" if f.advice else f.detail)
-            for f in findings
-        ]
-        yield Section("", title, tables=(Table(columns, rows, least=EVERY),))
-    works = ", ".join(f.name for f in diagnosis.features if f.status == "ok")
+    rows = [
+        (f.status, f.name, f"{f.detail} -> {f.advice}" if f.advice else f.detail)
+        for f in diagnosis.found
+    ]
+    yield Section("", "This machine", tables=(Table(columns, rows, least=EVERY),))
     message = "memprof works here."
     if not diagnosis.works:
-        message = f"memprof does not work here as a backend: see `fail`. These work: {works}."
+        message = (
+            "memprof does not work here as a backend: see `fail`. Files can be read: memprof "
+            "report, diff and export need no torch."
+        )
     yield Section("", "", (Note(message), Note(f"Next: {diagnosis.next}")))
 
 
-def _probe(name: str, probe: Callable[[], str]) -> ProbeResult:
+def _probe(name: str, probe: Callable[[], Outcome]) -> ProbeResult:
     try:
-        return ProbeResult(name, "ok", probe())
-    except _Problem as e:
-        return ProbeResult(name, *e.args)
+        return ProbeResult(name, *probe())
     except Exception as e:
         if isinstance(e, ImportError) and name != "torch":
             return ProbeResult(name, "fail", "needs torch")  # whose own finding says why
@@ -168,56 +138,41 @@ def _probe(name: str, probe: Callable[[], str]) -> ProbeResult:
         return ProbeResult(name, "fail", f"{type(e).__name__}: {text[:300]}")
 
 
-# The environment
-
-
-def _memprof() -> str:
+def _memprof() -> Outcome:
     if other := other_memprof():
-        raise _Problem("fail", other, REPAIR)
+        return "fail", other, REPAIR
     if (found := installed_version()) == UNKNOWN_VERSION:
-        raise _Problem("warn", "not installed, imported from a folder", "pip install .")
-    return found
+        return "warn", "not installed, imported from a folder", "pip install ."
+    return "ok", found
 
 
-def _torch() -> str:
+def _torch() -> Outcome:
     if importlib.util.find_spec("torch") is None:
-        raise _Problem("fail", "not installed", "pip install torch")
+        return "fail", "not installed", "pip install torch"
     import torch
 
-    found = f"{torch.__version__}"
-    match = re.match(r"(\d+)\.(\d+)", found)
-    release = (int(match[1]), int(match[2])) if match else TORCH_NEWEST
+    found = str(torch.__version__)
+    release = tuple(map(int, re.findall(r"\d+", found)[:2])) or TORCH_NEWEST
     supported = " to ".join(f"{a}.{b}" for a, b in (TORCH_OLDEST, TORCH_NEWEST))
     if release < TORCH_OLDEST:
-        raise _Problem("fail", f"{found}; supported: {supported}", "upgrade torch")
+        return "fail", f"{found}; supported: {supported}", "upgrade torch"
     if release > TORCH_NEWEST:
-        raise _Problem(
-            "warn",
-            f"{found} is newer than what memprof is tested with ({supported})",
-            "if graphs run unobserved, the ledger of a report says why; upgrade memprof",
-        )
-    return found
+        detail = f"{found} is newer than what memprof is tested with ({supported})"
+        return "warn", detail, "if graphs run unobserved, the ledger of a report says why"
+    return "ok", found
 
 
-def _triton() -> str:
-    for name in ("triton", "pytorch-triton", "triton-windows"):
-        with contextlib.suppress(PackageNotFoundError):
-            return version(name)
-    raise _Problem("warn", "not installed; only code for GPUs needs it")
+def _devices() -> Outcome:
+    return "ok", ", ".join([f"cpu ({os.cpu_count()} cores)", *_torch_compat.accelerators()])
 
 
-def _devices() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ", ".join([f"cpu ({cores} cores)", *_torch_compat.accelerators()])
-
-
-def _compiler() -> str:
+def _compiler() -> Outcome:
     compiler = _torch_compat.find_cpp_compiler()
     problem = _compile(compiler)
     if problem is None:
-        return f"{compiler} compiles (C++17, Python.h, OpenMP)"
+        return "ok", f"{compiler} compiles (C++17, Python.h, OpenMP)"
     advice = "install g++ or clang, the python3-dev package of this Python, and OpenMP"
-    raise _Problem("fail", f"{compiler} does not compile: {problem}", advice)
+    return "fail", f"{compiler} does not compile: {problem}", advice
 
 
 def _compile(compiler: str) -> str | None:
@@ -241,44 +196,33 @@ def _compile(compiler: str) -> str | None:
     return (errors or lines or [f"exit status {done.returncode}"])[0][:200]
 
 
-def _entry_point() -> str:
-    found = list(entry_points(group="torch_dynamo_backends", name="memprof"))
-    if not found:
-        raise _Problem(
-            "fail",
-            'torch.compile(backend="memprof") would not find memprof: no entry point',
-            "install memprof with pip; a folder on PYTHONPATH is not enough",
-        )
-    return found[0].value
-
-
-# What works
-
-
-def _backend() -> str:
+def _backend() -> Outcome:
+    if not entry_points(group="torch_dynamo_backends", name="memprof"):
+        advice = "install memprof with pip; a folder on PYTHONPATH is not enough"
+        return "fail", "torch would not find memprof: no entry point", advice
     if "memprof" not in _torch_compat.backend_names():
-        raise _Problem("fail", "torch does not list the backend")
-    return "torch lists the backend"
+        return "fail", "torch does not list the backend"
+    return "ok", "torch lists the backend"
 
 
-def _gpu_code(triton: ProbeResult) -> str:
+def _gpu_code() -> Outcome:
     devices = _torch_compat.accelerators()
     if not devices:
-        raise _Problem("warn", "no accelerator here")
-    if triton.status != "ok":
-        raise _Problem("fail", f"{devices[0]} needs triton, which is not installed")
-    return f"triton for {devices[0]}"
+        return "warn", "no accelerator here"
+    if importlib.util.find_spec("triton") is None:
+        return "fail", f"{devices[0]} needs triton, which is not installed"
+    return "ok", f"triton for {devices[0]}"
 
 
-def _cuda_graphs() -> str:
+def _cuda_graphs() -> Outcome:
     if reason := _torch_compat.why_no_cuda_graphs():
-        raise _Problem("warn", f"no: {reason}")
+        return "warn", f"no: {reason}"
     from memprof.cudagraph_trees.replay import native
 
-    return f"torch can record and replay; native code for replays: {native.state()}"
+    return "ok", f"torch can record and replay; native code for replays: {native.state()}"
 
 
-def _simulation() -> str:
+def _simulation() -> Outcome:
     from memprof.simulated_cuda.build import compiler
     from memprof.simulated_cuda.errors import SimulationError
     from memprof.simulated_cuda.torch_build import find_torch
@@ -288,7 +232,5 @@ def _simulation() -> str:
         compiler(os.environ)
     except SimulationError as e:
         message, _, commands = str(e).partition("\n")
-        raise _Problem(
-            "warn", f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()
-        ) from e
-    return f"torch {torch.version} can run on a simulated device"
+        return "warn", f"no: {message.rstrip(':')}", commands.partition("\n")[0].strip()
+    return "ok", f"torch {torch.version} can run on a simulated device"

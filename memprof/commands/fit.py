@@ -53,60 +53,10 @@ _NAME_AND_VALUE = "NAME=VALUE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowResult:
-    """A ``Row`` in the output of ``--json``; ``gpu`` is its key."""
-
-    gpu: str
-    memory_bytes: int
-    values: dict[str, str]
-    best: Tried | None
-    failed: Tried | None
-    tries: list[Tried]
-
-    @staticmethod
-    def of(row: Row) -> RowResult:
-        """The data of a row."""
-        return RowResult(
-            gpu=row.gpu.key,
-            memory_bytes=row.gpu.memory,
-            values=row.values,
-            best=row.best,
-            failed=row.failed,
-            tries=row.tries,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Output of ``memprof fit --json``."""
 
-    rows: list[RowResult]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """A ``Trial`` in the output of ``--try --json``, in bytes."""
-
-    changes: tuple[str, ...]
-    saved: int
-    saved_allocated: int
-    recomputed: float | None
-    idle: bool
-    problem: str
-    tried: Tried | None
-
-    @staticmethod
-    def of(trial: Trial) -> TrialResult:
-        """The data of a trial."""
-        return TrialResult(
-            changes=trial.changes,
-            saved=trial.saved,
-            saved_allocated=trial.saved_allocated,
-            recomputed=trial.recomputed,
-            idle=trial.idle,
-            problem=trial.problem,
-            tried=trial.tried,
-        )
+    rows: list[Row]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +65,7 @@ class Trials:
 
     gpu: Gpu
     before: Tried
-    results: list[TrialResult]
+    results: list[Trial]
 
 
 def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
@@ -284,8 +234,7 @@ def fit(
     if changes is not None:
         before, trials, ended = _tried(gpus[0], changes, tries, quiet)
         if as_data:
-            results = [TrialResult.of(trial) for trial in trials]
-            print_json(Trials(gpu=gpus[0], before=before, results=results))
+            print_json(Trials(gpu=gpus[0], before=before, results=trials))
         else:
             print_text(render_trials(gpus[0], before, trials, tries, style))
         raise SystemExit(ended)
@@ -297,7 +246,7 @@ def fit(
     with failures_in_words("fit"):
         found = search_rows(variables, gpus, tries, on_try, tokens)
     if as_data:
-        print_json(Rows(rows=[RowResult.of(row) for row in found]))
+        print_json(Rows(rows=found))
     else:
         print_text(render(found, variables, tries.made, style))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)

@@ -1,11 +1,10 @@
-"""``memprof top [PID | FILE | FOLDER]``."""
+"""``memprof top [FILE | FOLDER]``."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,11 +48,11 @@ _MOST_GROWTH = 3
 def top(target: str, once: bool, interval: float, as_json: bool) -> None:
     """Show what a running job does: its devices now and at most, what grows, steps a second.
 
-    TARGET is the file that memprof.profile(PATH) or a tracker writes, a folder (of the files in it
-    those that are being written; several ranks stand below each other), or the number of a process
-    of yours. It reads that file alone, so the job does no more than without: what is shown is as
-    old as the last that was written, which a column says. It ends with the job: with 0, or with 1
-    if the job died without an end; Ctrl+C ends it with 130. With --json each look is a line.
+    TARGET is the file that memprof.profile(PATH) or a tracker writes, or a folder: of the files in
+    it those that are being written, several ranks below each other. It reads these files alone, so
+    the job does no more than without: what is shown is as old as the last that was written, which a
+    column says. It ends with the job: with 0, or with 1 if the job died without an end; Ctrl+C ends
+    it with 130. With --json each look is a line.
     """
     watches = [JobFile(path) for path in files_of(target)]
     try:
@@ -108,14 +107,6 @@ def _frame(found: list[Present]) -> str:
 
 def files_of(target: str) -> list[str]:
     """The profile files that ``target`` means; raises ``BadFile`` if there are none."""
-    if target.isdecimal() and not os.path.exists(target):
-        found = sorted(_written_by(int(target)))
-        if not found:
-            raise BadFile(
-                f"process {target} writes no profile: memprof.profile(PATH), memprof.track() or "
-                "memprof run makes one; of another user's process it cannot be seen"
-            )
-        return found
     if not os.path.isdir(target):
         return [target]
     every = sorted(str(p) for p in Path(target).glob(f"*{_SUFFIX}") if p.is_file())
@@ -123,19 +114,3 @@ def files_of(target: str) -> list[str]:
         raise BadFile(f"{target}: no {_SUFFIX} file is in this folder")
     written = [path for path in every if is_locked(path)]
     return written or [max(every, key=lambda path: os.stat(path).st_mtime)]
-
-
-def _written_by(pid: int) -> Iterator[str]:
-    """Profiles that a process has open, as the system tells."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except OSError as e:
-        raise BadFile(f"process {pid}: {e.strerror or e}") from e
-    for name in names:
-        try:
-            path = os.readlink(os.path.join(folder, name))
-        except OSError:  # It has been closed meanwhile.
-            continue
-        if path.endswith(_SUFFIX) and os.path.isfile(path):
-            yield path

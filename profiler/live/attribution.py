@@ -31,10 +31,6 @@ from memprof.profiler.model import (
 
 from .live_set import LiveItem
 
-DEEPEST = 64
-"""Levels of a tree of modules, several times as many as models have. Paths come from files: what is
-nested further would be a level of recursion to everything that walks or shows the tree."""
-
 
 class View(str, Enum):
     """Kind of place that bytes are attributed to."""
@@ -69,18 +65,6 @@ class Breakdown:
     unattributed: int
     parts: tuple[Share, ...]
     remainder: tuple[Share, ...]
-
-
-@dataclass(slots=True)
-class ModuleNode:
-    """A module by the last part of its path and the whole path, "" for the root, with the bytes of
-    its own and with all below; children come largest first."""
-
-    name: str
-    path: str
-    own: int = 0
-    nbytes: int = 0
-    children: list[ModuleNode] = field(default_factory=list)
 
 
 Named = tuple[str, int | None, str] | None
@@ -130,37 +114,6 @@ def _data_flow_part(storage: DataFlowStorage, view: View) -> Named:
         case View.NODE:
             key = storage.op
     return None if key is None else (key, None, "")
-
-
-def module_parts(path: str) -> list[str]:
-    """Names on the way from the root to a module, at most ``DEEPEST``: the last of a longer path is
-    all that is left of it."""
-    return path.split(".", DEEPEST - 1) if path else []
-
-
-def module_tree(breakdown: Breakdown) -> ModuleNode:
-    """The modules of a module view as a tree of at most ``DEEPEST`` levels below the root.
-
-    The root's ``nbytes`` are all parts that are modules; parts in parentheses are none.
-    """
-    root = ModuleNode("", "")
-    index = {"": root}
-    for part in breakdown.parts:
-        if part.key.startswith("("):
-            continue
-        node, path = root, ""
-        node.nbytes += part.nbytes
-        for name in module_parts(part.key):
-            path = f"{path}.{name}" if path else name
-            if path not in index:
-                index[path] = ModuleNode(name, path)
-                node.children.append(index[path])
-            node = index[path]
-            node.nbytes += part.nbytes
-        node.own += part.nbytes
-    for node in index.values():
-        node.children.sort(key=lambda n: (-n.nbytes, n.path))
-    return root
 
 
 @dataclass(frozen=True, slots=True)

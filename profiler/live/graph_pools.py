@@ -1,10 +1,8 @@
-"""Memory that captures leave in their pool, and the numbers of graphs in words."""
+"""Memory that captures leave in their pool, and the names of graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from memprof.profiler.model import Fate, GraphCapture, GraphPool, Held
 
@@ -40,12 +38,3 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
 def label(graph: GraphCapture) -> str:
     """A graph's number, and its name or else its maker, e.g. ``#3 decode``."""
     return f"#{graph.number} {graph.name or graph.maker}".rstrip()
-
-
-def numbers(graphs: Sequence[int], of: Sequence[int]) -> str:
-    """Numbers of graphs in short: those that follow each other in ``of``, all that there are, as a
-    range; both ascend."""
-    place = {number: i for i, number in enumerate(of)}
-    runs = groupby(enumerate(graphs), key=lambda pair: place[pair[1]] - pair[0])
-    ranges = ([number for _, number in run] for _, run in runs)
-    return ", ".join(f"#{r[0]}-{r[-1]}" if len(r) > 1 else f"#{r[0]}" for r in ranges)

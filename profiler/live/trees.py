@@ -230,59 +230,6 @@ def pool_rest(functions: Sequence[GraphedFunction], pools: Mapping[str, int]) ->
     }
 
 
-@dataclass(slots=True)
-class RecordedNode:
-    """One recording in a tree of graphs.
-
-    Attributes:
-        parent: number of the recording before it on its path, None at a root.
-        key: integer inputs of the function.
-        graph: ``GraphRecord.id``, None if not known.
-        marginal_bytes: by which recording it made the pool grow.
-        rerecorded: recordings of the function existed at that place and none fitted.
-        reason, evicted: why it was recorded, and why it was dropped, None if it was not.
-        record_ns: how long recording took on the host, 0 if not measured.
-        step: that recorded it.
-    """
-
-    device: str
-    node: int
-    parent: int | None
-    function: str
-    key: tuple[int, ...] = ()
-    graph: int | None = None
-    replays: int = 0
-    marginal_bytes: int = 0
-    rerecorded: bool = False
-    reason: str = ""
-    evicted: str | None = None
-    record_ns: int = 0
-    step: int = 0
-
-
-def recorded_nodes(ledger: Iterable[LedgerEntry]) -> list[RecordedNode]:
-    """Every recording that the ledger knows, in order of recording: by device, function and number,
-    since managers of several threads number theirs independently."""
-    found: dict[tuple[str, str, int], RecordedNode] = {}
-    for e in ledger:
-        t = e.tree
-        if t is None or t.node is None or t.node < 0:
-            continue
-        new = RecordedNode(t.device, t.node, t.parent, t.function, t.key, e.graph, step=t.step)
-        node = found.setdefault((t.device, t.function, t.node), new)
-        if e.kind is LedgerKind.REPLAY:
-            node.replays += e.count
-            node.marginal_bytes = max(node.marginal_bytes, t.marginal)
-        elif e.kind in _RECORDED:
-            node.parent, node.step, node.reason = t.parent, t.step, e.reason
-            node.rerecorded = e.kind is LedgerKind.RERECORD
-            node.marginal_bytes = max(node.marginal_bytes, t.marginal)
-            node.record_ns += t.duration_ns
-        elif e.kind is LedgerKind.EVICTION:
-            node.evicted = e.reason
-    return list(found.values())
-
-
 class CallMode(str, Enum):
     RUN = "run"
     WARM_UP = "warm-up"

@@ -85,17 +85,6 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class FigureSource:
-    """A source of the tracker's figures, e.g. ``python tensors``, and whether this run used it; in
-    words what it counts, and what it cannot see, or why it was not used."""
-
-    name: str
-    used: bool
-    sees: str
-    misses: str
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
     """A thread or an asyncio task in which operations ran. ``thread`` is the lane of a task's
     thread, of a thread its own position; ``call_thread`` the number of the same thread in
@@ -120,7 +109,6 @@ class TrackerMetadata:
         command: ``sys.argv``.
         interval_ns: between periodic snapshots.
         settings: the tracker's, as text.
-        sources: where the figures come from, and what no figure can show.
         lanes: in order of their first operation.
         pauses: when the tracker was disabled.
         snapshots_taken, snapshots_merged: how many there were, and how many of them are no
@@ -145,7 +133,6 @@ class TrackerMetadata:
     python: str = ""
     interval_ns: Int = 0
     settings: dict[str, str] = field(default_factory=dict)
-    sources: tuple[FigureSource, ...] = ()
     lanes: Annotated[list[Lane], Meta(max_length=2 * MAX_LANES)] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
     snapshots_taken: Int = 0

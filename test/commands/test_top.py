@@ -215,21 +215,6 @@ class TestCommand:
         assert result.exit_code == 2
         assert "no .memprof file is in this folder" in result.stderr
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-    def test_a_process_by_its_number(self, path: str) -> None:
-        # GIVEN a process that holds the file, and no other: this one may have those of other tests
-        source = "import sys; f = open(sys.argv[1], 'r+b'); print(flush=True); input()"
-        command = [sys.executable, "-c", source, path]
-        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        # WHEN it is asked for by its number THEN the file is shown
-        assert shown(top(str(holder.pid), "--once")) == ["run.memprof"]
-        holder.communicate(b"\n")
-        result = top("4194999")
-        assert result.exit_code == 2
-        assert "process 4194999: " in result.stderr
-
     def test_what_is_no_profile(self, tmp_path: Path) -> None:
         (tmp_path / "x.memprof").write_bytes(b"nothing of ours at all, and long enough for a head")
         result = top(str(tmp_path / "x.memprof"), "--once")

@@ -16,13 +16,10 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.compile_backend.session import profiler_callbacks
 from memprof.compile_backend.session.runtime import (
     RUNTIME,
     CallLog,
     CallRecord,
-    LiveGraph,
-    Runtime,
     columns,
 )
 from memprof.profiler.file.profile_file import read_profile
@@ -30,12 +27,10 @@ from memprof.profiler.model import (
     Category,
     EventKind,
     GraphKind,
-    GraphRecord,
     LedgerKind,
     Origin,
     Role,
 )
-from memprof.profiler.sources.process import naming
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -65,19 +60,6 @@ def test_a_session_holds_what_was_called_in_it() -> None:
     assert profile.calls.dropped == 0
     # AND the process's own profile has everything
     assert sum(g.calls for g in memprof.current_profile().graphs) == 8
-
-
-def test_asking_whether_anything_is_compiled_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming, "_registered", None)
-    monkeypatch.setattr(profiler_callbacks, "RUNTIME", runtime := Runtime())
-    profiler_callbacks.register()
-    assert not naming.anything_compiled()
-    read: list[int] = []
-    # GIVEN a graph of a cache, whose details are not read yet
-    record = GraphRecord(0, GraphKind.FORWARD)
-    runtime.add(LiveGraph(record, read_details=lambda: read.append(0)))
-    assert naming.anything_compiled()
-    assert read == []
 
 
 def test_roles_and_categories_of_a_training_step() -> None:

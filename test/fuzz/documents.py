@@ -15,7 +15,6 @@ from memprof.profiler.model import (
     DeviceAccount,
     DeviceSummary,
     FailedRequest,
-    FigureSource,
     Growth,
     GrowthSource,
     Held,
@@ -139,10 +138,6 @@ def _tracker() -> TrackerRecord:
         TrackerMetadata(
             1_700_000_000_000_000_000, 5, 105, RunState.EXCEPTION, "MemoryError: none", "host", 7,
             3, ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
-            (
-                FigureSource("python tensors", True, "tensors", "C++"),
-                FigureSource("x", False, "", "no"),
-            ),
             [Lane(LaneKind.THREAD, "MainThread", 0, 0), Lane(LaneKind.TASK, "task", 0)],
             [Span(10, 20)], 5, 1, 4, 1, 9, ["a problem"],
         ),

@@ -26,7 +26,6 @@ from memprof.profiler.views.compare.ranks import compare_ranks
 from memprof.profiler.views.export import FORMATS, export_profile
 from memprof.profiler.views.report import summarize
 from memprof.profiler.views.report.html import report_page
-from memprof.profiler.views.report.page import PLAIN
 from memprof.profiler.views.report.sections.ranks import of_ranks
 from memprof.profiler.views.report.text import render
 
@@ -71,7 +70,7 @@ def show(profiles: list[Profile]) -> None:
         pages(profile)
         exports(profile)
         encode_profile(profile)
-    check_text(render([of_ranks(compare_ranks(profiles), PLAIN.show)]))
+    check_text(render([of_ranks(compare_ranks(profiles))]))
     check_json(json_text(compare_ranks(profiles)))
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "all.memprof")

@@ -24,6 +24,7 @@ class Trial:
         recomputed: operations of compiled code more than before, as a share; None if none were
             counted.
         wrong: whether it makes gradients wrong.
+        idle: whether there was nothing that it could have changed.
     """
 
     changes: tuple[str, ...]
@@ -33,11 +34,7 @@ class Trial:
     saved_allocated: int = 0
     recomputed: float | None = None
     wrong: bool = False
-
-    @property
-    def idle(self) -> bool:
-        """Tells whether there was nothing that it could have changed."""
-        return self.tried is not None and set(self.changes) <= set(self.tried.idle)
+    idle: bool = False
 
     def run(self, gpu: Gpu, tries: Tries, before: Tried) -> None:
         """Run the program with the changes, and compare with ``before``, the run without any."""
@@ -47,6 +44,7 @@ class Trial:
             self.problem = str(e)
             return
         self.wrong = tried.wrong and not before.wrong
+        self.idle = set(self.changes) <= set(tried.idle)
         self.saved = before.needed - tried.needed
         self.saved_allocated = before.allocated - tried.allocated
         if before.flops and tried.flops is not None:

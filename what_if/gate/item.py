@@ -22,7 +22,6 @@ import pytest
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.support.errors import ProfileError
-from memprof.profiler.views.compare.diff_model import place_of
 from memprof.profiler.views.compare.diff_parts import account_changes
 from memprof.profiler.views.report.failure import asked, asker
 from memprof.profiler.views.report.format import format_both, format_bytes
@@ -221,23 +220,11 @@ def _what_grew(before: Profile | None, after: Profile) -> list[str]:
                 for c in grown:
                     change, before_ = format_bytes(c.change), format_bytes(c.before)
                     lines.append(f"  {'+' + change:>10}  {c.key}  ({before_} before)")
-        lines += _nodes(after, {c.key for c in quantity.views["line"] if c.change > 0})
     if not found and after.accounts:
         lines.append("What is reserved at the peak:")
         parts = sorted(after.accounts[0].parts(), key=lambda part: -part[1])
         lines += [f"  {format_bytes(n):>9}  {what}" for what, n in parts[:_TOP] if n]
     return lines
-
-
-def _nodes(after: Profile, places: set[str]) -> list[str]:
-    """FX nodes of compiled code at lines that grew."""
-    found: dict[str, int] = {}
-    for row in after.accounts[0].rows:
-        if row.nodes and row.frame is not None and place_of(row.frame) in places:
-            found[row.nodes] = found.get(row.nodes, 0) + row.nbytes
-    rows = sorted(found.items(), key=lambda item: -item[1])[:_TOP]
-    lines = [f"  {format_bytes(n):>10}  {nodes}" for nodes, n in rows]
-    return ["FX nodes of these lines now:", *lines] if lines else []
 
 
 def gate(item: pytest.Function, mark: pytest.Mark) -> None:

@@ -30,10 +30,10 @@ class TensorOrigin:
 Namer = Callable[[Any], TensorOrigin | None]
 Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
 
-_registered: tuple[Namer, Compiled, Callable[[], bool]] | None = None
+_registered: tuple[Namer, Compiled] | None = None
 
 
-def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> None:
+def register(namer: Namer, compiled: Compiled) -> None:
     """Tell the tracker whom to ask.
 
     Args:
@@ -41,14 +41,9 @@ def register(namer: Namer, compiled: Compiled, anything: Callable[[], bool]) -> 
             tracker's thread, for the few largest tensors of a snapshot; must not keep the tensor.
         compiled: what this process has compiled and called, and the numbers that the profile's
             calls use for threads, by ``threading.get_ident()``.
-        anything: whether anything was compiled; asked with each snapshot.
     """
     global _registered
-    _registered = namer, compiled, anything
-
-
-def anything_compiled() -> bool:
-    return _registered is not None and _registered[2]()
+    _registered = namer, compiled
 
 
 def origin(tensor: Any) -> TensorOrigin:

@@ -27,7 +27,7 @@ from . import naming, record_file
 from .operations import OperationLog
 from .operators import OperatorTable
 from .settings import TrackerSettings, toml_value
-from .sources import Sources, described
+from .sources import Sources
 from .tensors import LiveTensors, Pace, Pause, no_pause
 from .thinning import thin_snapshots
 
@@ -55,7 +55,6 @@ class TrackerRecorder:
         self._metadata = model.TrackerMetadata()
         self._problems: dict[str, None] = {}
         self._cost_ns = 0
-        self._compiled = False
         self._call_threads: Mapping[int, int] = {}
 
     # --- life -----------------------------------------------------------------------------
@@ -217,7 +216,6 @@ class TrackerRecorder:
             end_ns=self._clock(),
             lanes=lanes,
             pauses=list(self._metadata.pauses),
-            sources=described(compiled=self._compiled or naming.anything_compiled()),
             snapshots_taken=self._taken,
             snapshots_merged=sum(s.merged for s in self._snapshots),
             operations_seen=self.operations.seen,
@@ -249,7 +247,6 @@ class TrackerRecorder:
         try:
             if (found := naming.compiled()) is not None:
                 profile, threads = found
-                self._compiled = True
         except Exception as e:
             self.problem(f"what was compiled is left out: {type(e).__name__}: {e}")
         return profile.with_tracker(self.record(threads))

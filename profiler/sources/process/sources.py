@@ -1,4 +1,4 @@
-"""Readings of memory from allocators and the operating system, and what each cannot see.
+"""Readings of memory from allocators and the operating system.
 
 Note [No call to the driver]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.model import FigureSource, TrackedDevice
+from memprof.profiler.model import TrackedDevice
 from memprof.profiler.support.host import physical_memory, resident_bytes
 
 from . import _torch_compat
@@ -133,53 +133,3 @@ class Sources:
     tensors: LiveTensors
     process: ProcessMemory = field(default_factory=ProcessMemory)
     accelerators: Accelerators = field(default_factory=Accelerators)
-
-
-def described(*, compiled: bool) -> tuple[FigureSource, ...]:
-    """The sources as every record says them."""
-    linux = sys.platform == "linux"
-    # Name, whether it is used, what it sees, what it does not; and why it is not used.
-    found = (
-        (
-            "python tensors",
-            True,
-            "storages that a live Python tensor refers to, each once: parameters, gradients, "
-            "optimizer state, whatever a variable or container holds",
-            "memory without a Python object: activations that eager autograd holds, workspaces, "
-            "what lives shorter than from one look to the next",
-            "",
-        ),
-        (
-            "resident memory",
-            linux,
-            "the physical memory of the process: tensors, Python, libraries",
-            "what part of it is tensors; memory that was freed and not yet returned to the system "
-            "still counts; the kernel's count lags by some hundred KiB",
-            "read from /proc, which this system does not have",
-        ),
-        (
-            "malloc",
-            linux,
-            "bytes that glibc's malloc has handed out, CPU tensors and everything else",
-            "Python's small objects",
-            "glibc only",
-        ),
-        (
-            "CUDA allocator",
-            _torch_compat.cuda_in_use(),
-            "bytes handed out and reserved, the highest mark",
-            "memory that does not come from torch's allocator: contexts, NCCL, other libraries",
-            "CUDA was not in use",
-        ),
-        (
-            "compiled graphs",
-            compiled,
-            "node, category and name of tensors that memprof compiled; every byte inside calls",
-            "what other backends compiled, and eager code",
-            "memprof compiled nothing in this process",
-        ),
-    )
-    return tuple(
-        FigureSource(name, used, sees, misses if used else why)
-        for name, used, sees, misses, why in found
-    )

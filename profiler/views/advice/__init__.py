@@ -19,13 +19,10 @@ worth it there are none.
   graph writes to (which keeps it from being recorded at all). A batch that is new at every step is
   neither.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
-  of an input was another one; the bytes are the input's. Also with fewer bytes, if recording again
-  took ``MIN_TIME_SHARE`` (5 %) of the time. And functions that the trees have stopped recording
-  because inputs keep moving, whatever their bytes: that costs time in each step.
+  of an input was another one; the bytes are the input's. And functions that the trees have stopped
+  recording because inputs keep moving, whatever their bytes: that costs time in each step.
 * **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
   those of all sizes but the largest, warm-ups included, which padding to it would save.
-* **gradient**: gradients that are alive while a forward runs: those that the live set of a peak in
-  a forward holds, or that graph trees had to move out of the pool.
 * **large output**: logits and what a loss makes of them, from ``MIN_OUTPUT_SHARE`` (10 %) of the
   peak on: Note [What are logits] in ``logits.py``. They are in no other finding.
 """
@@ -41,7 +38,6 @@ from memprof.profiler.model import Profile
 
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
 from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
-from .held import gradients
 from .logits import of_compiled
 from .recompute import recompute
 
@@ -73,7 +69,6 @@ def advise(
         static_inputs(profile, threshold),
         moving_addresses(profile, threshold),
         shapes(profile),
-        gradients(timeline, attribution, threshold),
     )
     findings = [finding for kind in kinds for finding in islice(kind, PER_KIND)]
     return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

@@ -17,7 +17,6 @@ MIN_SHARE = 0.02
 MIN_BYTES = 1 << 20
 MIN_TIMES = 2
 MIN_SIZES = 4
-MIN_TIME_SHARE = 0.05
 MIN_OUTPUT_SHARE = 0.1
 
 
@@ -29,7 +28,6 @@ class FindingKind(str, Enum):
     STATIC_INPUT = "static_input"
     MOVING_ADDRESS = "moving_address"
     SHAPES = "shapes"
-    GRADIENT = "gradient"
     LARGE_OUTPUT = "large_output"
 
 

@@ -28,28 +28,23 @@ from . import finding
 from .finding import Evidence, Finding, FindingKind, together
 
 
-def moved_out(profile: Profile, cause: TreeCause) -> Iterator[tuple[GraphRecord, int, int]]:
-    """Yields outputs that had to leave the pool: graph, index of the output, number of times."""
+def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
     graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
-    # One output may have been moved for several reasons; it is one output all the same.
     times: Counter[tuple[int | None, int]] = Counter()
-    for entry, tree in of_trees(profile, LedgerKind.MOVED_OUT):
-        if tree.cause is cause:
+    for entry, tree in _of_trees(profile, LedgerKind.MOVED_OUT):
+        if tree.cause is TreeCause.HELD:
             for index in tree.outputs:
                 times[entry.graph, index] += entry.count
-    for (graph, index), count in times.items():
-        if count >= finding.MIN_TIMES and graph in graphs:
-            yield graphs[graph], index, count
-
-
-def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
     evidence = []
-    for graph, index, count in moved_out(profile, TreeCause.HELD):
+    for (graph_id, index), count in times.items():
+        graph = graphs.get(graph_id)
+        if count < finding.MIN_TIMES or graph is None:
+            continue
         node = graph.outputs[index].name if index < len(graph.outputs) else None
         source = graph.nodes.get(node or "")
         text = f"output {index} was held when the next step began"
         where = (source.module_path, source.frame) if source else (None, None)
-        nbytes = output_bytes(graph, index)
+        nbytes = _output_bytes(graph, index)
         evidence.append(Evidence(text, nbytes, count, graph.label, node, *where))
     yield from together(
         evidence,
@@ -62,7 +57,7 @@ def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
     )
 
 
-def output_bytes(graph: GraphRecord, index: int) -> int:
+def _output_bytes(graph: GraphRecord, index: int) -> int:
     storages = [s for p in graph.programs for s in p.storages if index in s.outputs]
     if storages:
         return max(s.nbytes for s in storages)
@@ -76,7 +71,7 @@ _GIVEN = {*_STATE, Role.USER_INPUT, Role.PARAMETER_GRADIENT}
 def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
     times: Counter[int | None] = Counter()
     skipped: set[int | None] = set()
-    for entry, _ in of_trees(profile, LedgerKind.REPLAY, LedgerKind.SKIP):
+    for entry, _ in _of_trees(profile, LedgerKind.REPLAY, LedgerKind.SKIP):
         if entry.kind is LedgerKind.REPLAY:
             times[entry.graph] += entry.count
         elif writes_to_copied(entry):
@@ -125,11 +120,10 @@ def _entering(graph: GraphRecord) -> list[Storage]:
 def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
     """Functions that are recorded again and again, or no more, because inputs move."""
     graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
-    span = max(profile.calls.end_ns, default=0) - min(profile.calls.start_ns, default=0)
     again: dict[str, list[tuple[LedgerEntry, TreeDetail]]] = defaultdict(list)
     findings = []
     stopped = set()
-    for entry, tree in of_trees(profile, LedgerKind.RERECORD, LedgerKind.SKIP):
+    for entry, tree in _of_trees(profile, LedgerKind.RERECORD, LedgerKind.SKIP):
         if tree.cause is TreeCause.KEEPS_MOVING:
             findings.append(_not_recorded(entry, tree, graphs.get(entry.graph)))
             stopped.add(tree.function)
@@ -139,20 +133,17 @@ def moving_addresses(profile: Profile, threshold: int) -> Iterator[Finding]:
         if function in stopped:
             continue
         times = sum(e.count for e, _ in entries)
-        took = sum(t.duration_ns for _, t in entries)
         graph = graphs.get(entries[0][0].graph)
         evidence = _moving_inputs([e for e, _ in entries], graph, function)
         # Recordings at one place share the pool's memory, so what they add to it can be little:
-        # what is at stake is the input, and the time that recording takes.
+        # what is at stake is the input.
         nbytes = max(sum(t.marginal for _, t in entries), sum(e.nbytes for e in evidence))
-        worth = nbytes >= threshold or took >= finding.MIN_TIME_SHARE * span > 0
-        if times < finding.MIN_TIMES or not worth:
+        if times < finding.MIN_TIMES or nbytes < threshold:
             continue
         findings.append(
             Finding(
                 FindingKind.MOVING_ADDRESS,
-                f"{function} was recorded {times:,} times again because an input has moved"
-                + (f", which took {took / 1e6:,.0f} ms" if took else ""),
+                f"{function} was recorded {times:,} times again because an input has moved",
                 nbytes,
                 "in inputs that move",
                 "allocate them once and copy_() into them (assigning .data or a new tensor moves "
@@ -203,7 +194,7 @@ def shapes(profile: Profile) -> Iterator[Finding]:
     by_function: dict[tuple[str, str], dict[tuple[int, ...], int]] = defaultdict(Counter)
     # What a warm-up has asked of the pool a recording often finds there.
     grown: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
-    for entry, tree in of_trees(
+    for entry, tree in _of_trees(
         profile, LedgerKind.WARM_UP, LedgerKind.RECORD, LedgerKind.RERECORD
     ):
         if has_moved(entry):
@@ -234,7 +225,7 @@ def shapes(profile: Profile) -> Iterator[Finding]:
         )
 
 
-def of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry, TreeDetail]]:
+def _of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry, TreeDetail]]:
     for entry in profile.ledger:
         if entry.kind in kinds and entry.tree is not None:
             yield entry, entry.tree

@@ -1,28 +1,23 @@
-"""Several ranks side by side: who has how much, how fast, and where they differ.
+"""Several ranks side by side: who has how much, and where they differ.
 
 Note [What ranks are compared by]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Ranks of one job should have the same graphs, compile as often, and skip the same things; where they
-do not, one of them compiles while the others wait in a collective. Graphs are matched by label and
-are the same if their FX nodes run the same operators. Bytes may differ, as shards of uneven
-parameters do: that is imbalance, not a warning.
-
-A rank's *step* is the time from one call of its first most-called forward (of any graph, if there
-is no forward) to the next, on its own clock; no clock is compared with another's.
+Ranks of one job should compile as often and skip the same things; where they do not, one of them
+compiles while the others wait in a collective: the table has both. Bytes may differ, as shards of
+uneven parameters do: that is imbalance, not a warning.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from statistics import mean, median
+from itertools import islice
+from statistics import mean
 
 from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.devices import main_device, timelines
-from memprof.profiler.live.out_of_memory import times_out_of_memory
-from memprof.profiler.model import GraphKind, LedgerKind, Process, Profile
+from memprof.profiler.model import LedgerKind, Process, Profile
 
 _LISTED = 8
 _SKIPS = (LedgerKind.SKIP, LedgerKind.NOT_GRAPHED, LedgerKind.TREE_FAILURE, LedgerKind.FALLBACK)
@@ -36,7 +31,6 @@ class RankRow:
         rank: from 0 in order of files where unknown.
         peak, categories: known live memory of ``device``, bytes; where every profile has an
             account, all that was reserved there.
-        steps, step_ns: steps after the first, and their median, None if there are none.
         recompiles: graphs that Dynamo compiled again for code that it had compiled before.
         skips: how often something ran without a graph or without memprof.
         complete: False if its file ends before its session did.
@@ -50,8 +44,6 @@ class RankRow:
     categories: dict[str, int]
     graphs: int
     calls: int
-    steps: int
-    step_ns: float | None
     recompiles: int
     skips: int
     complete: bool
@@ -59,13 +51,12 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """One figure over all ranks, in bytes or ns: the peak, a step or a category's."""
+    """Bytes of the peak, or of a category in it, over all ranks."""
 
     name: str
-    unit: str
-    lowest: float
+    lowest: int
     lowest_rank: int
-    highest: float
+    highest: int
     highest_rank: int
     mean: float
 
@@ -77,9 +68,11 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """All ranks of a job of ``world_size``, or runs that are no ranks (then 0). In ``imbalance``
-    peak and step are first, then categories, most bytes first; ``warnings`` say where ranks differ
-    that should not."""
+    """All ranks of a job of ``world_size``, or runs that are no ranks (then 0).
+
+    In ``imbalance`` the peak is first, then categories, most bytes first; ``warnings`` say
+    which ranks are missing, there twice, not whole, or out of memory.
+    """
 
     world_size: int
     rows: list[RankRow]
@@ -132,8 +125,6 @@ def _row(process: Process, profile: Profile, device: str | None, reserved: bool)
         name, peak = account.device, account.reserved
         categories = {p.label: n for p, n in account.by_category().items()}
         categories |= {part: n for part, _, n in account.other_parts() if n}
-    starts = _step_starts(profile)
-    steps = [b - a for a, b in pairwise(starts)]
     return RankRow(
         rank=process.rank,
         host=process.host,
@@ -143,22 +134,10 @@ def _row(process: Process, profile: Profile, device: str | None, reserved: bool)
         categories=categories,
         graphs=len(profile.graphs),
         calls=len(profile.calls) + profile.calls.dropped,
-        steps=len(steps),
-        step_ns=median(steps) if steps else None,
         recompiles=_recompiles(profile),
         skips=sum(e.count for e in profile.ledger if e.kind in _SKIPS),
         complete=profile.complete,
     )
-
-
-def _step_starts(profile: Profile) -> list[int]:
-    calls = profile.calls
-    forwards = {g.id for g in profile.graphs if g.kind is GraphKind.FORWARD}
-    ids = forwards.intersection(calls.graph) or set(calls.graph)
-    # Of those that are called most often the one that was called first.
-    counts = Counter(g for g in calls.graph if g in ids)
-    anchor = max(counts, key=lambda g: counts[g], default=None)
-    return sorted(s for g, s in zip(calls.graph, calls.start_ns, strict=True) if g == anchor)
 
 
 def _recompiles(profile: Profile) -> int:
@@ -168,19 +147,16 @@ def _recompiles(profile: Profile) -> int:
 
 
 def _imbalance(rows: list[RankRow]) -> list[Imbalance]:
-    def over(name: str, unit: str, figures: list[tuple[float, int]]) -> Imbalance:
+    def over(name: str, figures: list[tuple[int, int]]) -> Imbalance:
         low, high = min(figures), max(figures, key=lambda f: (f[0], -f[1]))
-        return Imbalance(name, unit, low[0], low[1], high[0], high[1], mean(f[0] for f in figures))
+        return Imbalance(name, low[0], low[1], high[0], high[1], mean(f[0] for f in figures))
 
-    out = [over("peak", "bytes", [(r.peak, r.rank) for r in rows])]
-    steps = [(r.step_ns, r.rank) for r in rows if r.step_ns is not None]
-    if steps:
-        out.append(over("step", "ns", [(float(n), rank) for n, rank in steps]))
+    out = [over("peak", [(r.peak, r.rank) for r in rows])]
     names = Counter[str]()
     for row in rows:
         names.update(row.categories)
     for name, _ in names.most_common():
-        out.append(over(name, "bytes", [(r.categories.get(name, 0), r.rank) for r in rows]))
+        out.append(over(name, [(r.categories.get(name, 0), r.rank) for r in rows]))
     return out
 
 
@@ -202,42 +178,9 @@ def _warnings(ranked: list[tuple[Process, Profile]], rows: list[RankRow]) -> lis
             n = len(profile.left_out)
             more = f" and {n - 1} parts more" if n > 1 else ""
             out.append(f"rank {process.rank}: left out: {profile.left_out[0]}{more}")
-        if failed := times_out_of_memory(profile):
-            out.append(f"rank {process.rank} ran out of memory {failed:,} times or more")
-    out += _graphs_that_differ(ranked)
-    out += _figures_that_differ("recompilations", rows, lambda r: r.recompiles)
-    out += _figures_that_differ("skips and fallbacks", rows, lambda r: r.skips)
+        if any(account.failure is not None for account in profile.accounts):
+            out.append(f"rank {process.rank} ran out of memory")
     return out
-
-
-def _graphs_that_differ(ranked: list[tuple[Process, Profile]]) -> list[str]:
-    operators: dict[str, dict[int, Hashable]] = {}
-    for process, profile in ranked:
-        for g in profile.graphs:
-            ops = tuple(sorted(Counter(n.target for n in g.nodes.values()).items()))
-            operators.setdefault(g.label, {})[process.rank] = ops
-    ranks = {process.rank for process, _ in ranked}
-    out = []
-    for label, found in sorted(operators.items()):
-        if lacking := sorted(ranks - set(found)):
-            out.append(f"graph {label}: ranks {_list(sorted(found))} have it, {_list(lacking)} not")
-        elif len(set(found.values())) > 1:
-            usual = Counter(found.values()).most_common(1)[0][0]
-            others = sorted(r for r, ops in found.items() if ops != usual)
-            out.append(f"graph {label} runs other operators on rank {_list(others)}")
-    return out
-
-
-def _figures_that_differ(
-    what: str, rows: list[RankRow], figure: Callable[[RankRow], int]
-) -> list[str]:
-    by_value: dict[int, list[int]] = {}
-    for row in rows:
-        by_value.setdefault(figure(row), []).append(row.rank)
-    if len(by_value) < 2:
-        return []
-    parts = [f"{n:,} on rank {_list(ranks)}" for n, ranks in sorted(by_value.items())]
-    return [f"{what} differ: {', '.join(parts)}"]
 
 
 def _list(ranks: Sequence[int], count: int | None = None) -> str:

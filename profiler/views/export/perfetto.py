@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from memprof.profiler.live.attribution import Attribution
@@ -23,6 +24,9 @@ from .walk import Walk, walks
 _LEDGER, _THREADS, _LANES = 1, 2, 10_000
 """Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
 Perfetto takes for the thread that has the number of its process."""
+
+
+_quoted = lru_cache(1024)(json.dumps)
 
 
 def write_perfetto(profiles: Sequence[Profile], file: Output) -> None:
@@ -109,40 +113,38 @@ class _ProcessTrace:
 
     def _memory(self, device: str, walk: Walk) -> Iterator[str]:
         attribution = Attribution(walk.timeline.profile)
-        sums: Counter[Category] = Counter()
-        shown: dict[str, int] = {}
+        # By change: calls of one kind share theirs, which the walk keeps.
+        found: dict[int, Counter[str]] = {}
+        values: Counter[str] = Counter()
         for moment in walk:
-            changed: dict[Category, int] = {}
-            for blocks, sign in ((moment.change.freed, -1), (moment.change.allocated, 1)):
-                for block in blocks:
-                    category = attribution.category(block.item)
-                    sums[category] += sign * block.nbytes
-                    changed[category] = sums[category]
-            yield from self._counters(device, moment.time_ns, changed, sums.total(), shown)
-
-    def _counters(
-        self,
-        name: str,
-        time: int,
-        changed: Mapping[Category, int],
-        total: int,
-        shown: dict[str, int],
-    ) -> Iterator[str]:
-        """Lines of counters that have other values than ``shown``, which is brought up to date."""
-        stamp = self._us(time)
-        values = {f"{name} {c.label}": n for c, n in changed.items()}
-        for counter, value in {**values, f"{name} live": total}.items():
-            if shown.get(counter, 0) != value:
-                shown[counter] = value
-                yield f"{self._counter(counter, value)}{stamp}}}"
+            change = moment.change
+            if id(change) not in found:
+                grown = found[id(change)] = Counter()
+                for blocks, sign in ((change.freed, -1), (change.allocated, 1)):
+                    for block in blocks:
+                        label = attribution.category(block.item).label
+                        grown[f"{device} {label}"] += sign * block.nbytes
+                grown[f"{device} live"] = grown.total()
+            yield from self._counters(moment.time_ns, found[id(change)], values)
 
     def _series(
         self, name: str, times: Sequence[int], columns: dict[Category, list[int]]
     ) -> Iterator[str]:
-        shown: dict[str, int] = {}
+        values: Counter[str] = Counter()
         for i, time in enumerate(times):
-            values = {c: column[i] for c, column in columns.items()}
-            yield from self._counters(name, time, values, sum(values.values()), shown)
+            grown = Counter({f"{name} {c.label}": column[i] for c, column in columns.items()})
+            grown[f"{name} live"] = grown.total()
+            grown.subtract(values)
+            yield from self._counters(time, grown, values)
+
+    def _counters(self, time: int, grown: Counter[str], values: Counter[str]) -> Iterator[str]:
+        """Lines of the counters that have grown, by so many bytes; ``values`` is brought up to
+        date."""
+        stamp = self._us(time)
+        for counter, nbytes in grown.items():
+            if nbytes:
+                values[counter] += nbytes
+                yield f"{self._counter(counter, values[counter])}{stamp}}}"
 
     def _mark(self, entry: LedgerEntry) -> str:
         args: dict[str, Any] = {"reason": entry.reason, "count": entry.count}
@@ -202,7 +204,7 @@ class _ProcessTrace:
 
     def _counter(self, name: str, value: int) -> str:
         """A counter's line up to its time, which ends it."""
-        start = f'{{"ph":"C","pid":{self.pid},"name":{json.dumps(name)}'
+        start = f'{{"ph":"C","pid":{self.pid},"name":{_quoted(name)}'
         return f'{start},"args":{{"bytes":{value}}},"ts":'
 
     def _named(self, track: int, name: str) -> str:

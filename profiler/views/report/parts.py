@@ -51,7 +51,6 @@ class DataFlowPeak:
     allocated: int | None
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
-    live: list[model.DataFlowStorage]  # the same one by one, largest first
 
 
 def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
@@ -60,8 +59,8 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
         at = device.peak
         if at is None:
             continue
-        shares = [(c, column[at]) for c, column in device.bytes.items() if column[at]]
         unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
+        shares = [(c, column[at]) for c, column in device.bytes.items() if column[at]]
         out.append(
             DataFlowPeak(
                 device=device.device,
@@ -74,7 +73,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
                 allocated=device.allocated,
                 notes=profile.dataflow.notes if profile.dataflow else [],
                 views={v: data_flow_breakdown(device.live, v) for v in _VIEWS},
-                live=sorted(device.live, key=lambda s: -s.nbytes),
             )
         )
     return out

@@ -54,9 +54,6 @@ class Table:
     depth: Sequence[int] = ()  # of rows that are a tree in preorder, how far each is indented
     least: int = 1  # so many rows are shown however short the text is meant to be
     most: int = EVERY  # so many at most, however long
-    # of a tree, the rows that are shown are those with most in this column, by its index; by
-    # default the first ones are. No row has more than the one above it.
-    largest: int | None = None
     rest: str = "more"  # what rows that are not shown are called after their number
     empty: str = ""  # said where there are no rows
     lines: bool = False  # each row is a line or a list item, not a row under headings

@@ -13,22 +13,17 @@ from memprof.profiler.live.attribution import (
     Attribution,
     Breakdown,
     Coverage,
-    ModuleNode,
     View,
-    module_tree,
 )
 from memprof.profiler.live.devices import main_device, most_called, peak_bytes, timelines
 from memprof.profiler.live.growth import growth
 from memprof.profiler.live.live_set import UnobservedCalls
-from memprof.profiler.live.out_of_memory import OutOfMemory, out_of_memory
 from memprof.profiler.live.pairing import forwards_that_wait
 from memprof.profiler.live.timeline import WARM_UPS, Timeline
 from memprof.profiler.live.trees import (
     GraphedFunction,
-    RecordedNode,
     graphed_functions,
     pool_bytes,
-    recorded_nodes,
 )
 from memprof.profiler.views.advice import Finding, advise
 
@@ -102,20 +97,17 @@ class Summary:
     span_ns: int  # from the start of the first logged call to the end of the last
     peak: LivePeak | None  # None without calls
     views: dict[View, Breakdown]  # the live set at the peak
-    modules: ModuleNode  # the module view as a tree
     table: list[GraphRow]
     ledger: LedgerSummary
     coverage: Coverage  # of all programs' allocations, each program once
     kept_bytes: int  # the most that libraries allocated in an observed call and did not give back
     without_scratch: int  # programs in which scratch memory inside kernels was not measured
     trees: list[GraphedFunction]  # functions that run in graph trees
-    recordings: list[RecordedNode]  # graphs that were recorded, in order of recording
     pools: dict[str, int]  # bytes of their pools at their largest, by device
     at_peak: list[parts.DevicePeak]  # what was reserved at the peak of devices that nobody watched
     unobserved: list[UnobservedCalls]  # by graph
     dataflow: list[parts.DataFlowPeak]  # peaks of the data-flow profile, by device
     advice: list[Finding]  # what could be changed, most bytes first
-    out_of_memory: list[OutOfMemory]  # allocations that failed
     growth: list[model.Growth]  # what is held across steps and grows, most a step first
 
     def figures(self) -> dict[str, Any]:
@@ -172,7 +164,6 @@ def summarize(
         device=device,
         peak=_peak(timeline, attribution),
         views=views,
-        modules=module_tree(views[View.MODULE]),
         table=_graph_rows(timeline),
         coverage=attribution.coverage((u.graph, u.program) for u in timeline.units),
         device_peaks={d: peak_bytes(t) for d, t in found.items()},
@@ -186,13 +177,11 @@ def summarize(
         kept_bytes=max((p.kept_bytes for g in profile.graphs for p in g.programs), default=0),
         without_scratch=sum(not p.internal_observed for g in profile.graphs for p in g.programs),
         trees=graphed_functions(profile.ledger, profile.graphs),
-        recordings=recorded_nodes(profile.ledger),
         pools=pool_bytes(profile.ledger),
         unobserved=unobserved,
         dataflow=parts.data_flow_peaks(profile),
         at_peak=list(_device_peaks(profile, found, attribution)),
         advice=advise(profile, timeline, attribution),
-        out_of_memory=out_of_memory(profile),
         growth=growth(profile),
     )
 

@@ -103,14 +103,11 @@ def _table(page: Page, t: Table, tone: Tone, indent: int) -> None:
 def _shown(page: Page, t: Table) -> Iterator[tuple[tuple[Cell, ...], int]]:
     """Yields the rows that there is room for with their depths, and one more for all others."""
     limit = min(max(page.top, t.least), t.most)
-    order = list(range(len(t.rows)))
-    if (largest := t.largest) is not None:
-        order.sort(key=lambda i: -cast(int, t.rows[i][largest]))
-    for i in sorted(order[:limit]):
-        yield t.rows[i], t.depth[i] if t.depth else 0
-    if rest := order[limit:]:
+    for i, row in enumerate(t.rows[:limit]):
+        yield row, t.depth[i] if t.depth else 0
+    if rest := t.rows[limit:]:
         out: list[Cell] = [
-            sum(cast(int, t.rows[i][k] or 0) for i in rest) if c.adds else ""
+            sum(cast(int, row[k] or 0) for row in rest) if c.adds else ""
             for k, c in enumerate(t.columns)
         ]
         out[_named(t)] = f"{len(rest):,} {t.rest}"

@@ -64,9 +64,6 @@ def test_one_file_a_rank(kind: str, processes: int, tmp_path: Path) -> None:
     found = compare_ranks(read_profiles(out))
     assert found.warnings == []
     assert [row.rank for row in found.rows] == list(range(processes))
-    # fsdp2 calls the compiled layer once a layer, with more than one graph in a step
-    assert all(row.steps >= STEPS - 1 for row in found.rows)
-    assert all(row.step_ns for row in found.rows)
     # AND rank 1, whose batch is larger by half, is named as the one with the most
     peak = next(i for i in found.imbalance if i.name == "peak")
     activations = next(i for i in found.imbalance if i.name == "activation")

@@ -13,25 +13,22 @@ from framing import decode_profile, framed
 from profile_builder import MIB, training
 from rendering import render_text
 
-from memprof.profiler.file.profile_file import encode_profile, profile_schema
-from memprof.profiler.live.out_of_memory import out_of_memory, times_out_of_memory
+from memprof.profiler.file.profile_file import profile_schema
 from memprof.profiler.model import (
+    AllocationFailure,
+    DeviceAccount,
     Lane,
     LaneKind,
-    LedgerEntry,
-    LedgerKind,
     MemorySnapshot,
     OperationColumns,
     OperationSummary,
     Process,
     Profile,
-    RunState,
-    SnapshotKind,
     Span,
     TrackedDevice,
     TrackerMetadata,
     TrackerRecord,
-    TreeDetail,
+    WhyNot,
 )
 from memprof.profiler.support.errors import ProfileInvalidError
 from memprof.profiler.support.json_text import to_json
@@ -128,57 +125,12 @@ def test_every_report_says_what_was_left_out() -> None:
     assert "left out" not in render_text(summarize(everything()))
 
 
-def out_of_memory_everywhere() -> Profile:
-    """One that ran out of memory in every way that a profile can know of."""
+def test_a_rank_that_ran_out_of_memory_is_named() -> None:
     profile = everything()
-    assert profile.tracker is not None
-    profile.ledger.append(
-        LedgerEntry(
-            8 * 10**9, LedgerKind.TREE_FAILURE, 0, "OutOfMemoryError: CUDA out of memory. Tried to "
-            "allocate 20.00 MiB", 3, TreeDetail("cuda:0", "0/0 forward"),
-        )
-    )  # fmt: skip
-    profile.tracker.metadata.state = RunState.EXCEPTION
-    profile.tracker.metadata.reason = "RuntimeError: DefaultCPUAllocator: can't allocate memory"
-    return profile
-
-
-def test_every_report_says_that_memory_ran_out() -> None:
-    profile = out_of_memory_everywhere()
-    found = out_of_memory(profile)
-    assert [(e.source, e.what, e.count, e.device, e.live) for e in found] == [
-        ("ledger", "tree failure of 0/0 forward", 3, "cuda:0", None),
-        ("tracker", "the end of the process", 1, None, None),
-    ]
-    summary = summarize(profile)
-    text = " ".join(render_text(summary).split())
-    assert "Out of memory: 4 times" in text
-    assert (
-        "3 times · tree failure of 0/0 forward · cuda:0 · 1970-01-01 00:00:08.000 · "
-        "ledger · OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB the end of "
-        "the process · tracker · RuntimeError: DefaultCPUAllocator: can't allocate memory"
-    ) in text
-    assert json.loads(to_json(summary))["out_of_memory"][1]["what"] == "the end of the process"
-    failed = report_payload(profile)["header"].parts[1]
-    assert [row[0] for row in failed.tables[0].rows] == [3, 1]
+    profile.accounts.append(DeviceAccount("cuda:0", failure=AllocationFailure(1, 1, WhyNot.FULL)))
     other = dataclasses.replace(training(), process=Process(1, 0, 4))
-    # Of one failure several can know; that of the ledger alone happened three times.
     (warning,) = [w for w in compare_ranks([profile, other]).warnings if "out of memory" in w]
-    assert warning == "rank 2 ran out of memory 3 times or more"
-    # So do a snapshot and the exception that ended the process.
-    assert profile.tracker is not None
-    profile.ledger.clear()
-    failed = MemorySnapshot(25, SnapshotKind.OUT_OF_MEMORY, "cuda:0: 20 MiB wanted")
-    profile.tracker.snapshots.append(failed)
-    assert (len(out_of_memory(profile)), times_out_of_memory(profile)) == (2, 1)
-    # AND a profile that did not has no word of it
-    assert out_of_memory(everything()) == []
-    assert "Out of memory" not in render_text(summarize(everything()))
-
-
-def test_failed_allocations_come_back() -> None:
-    profile = out_of_memory_everywhere()
-    assert decode_profile(encode_profile(profile)) == profile
+    assert warning == "rank 2 ran out of memory"
 
 
 def test_a_single_process_is_not_called_a_rank() -> None:

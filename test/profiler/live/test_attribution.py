@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 from profile_builder import KIB, MIB, buffer, node, training
 
-from memprof.profiler.live.attribution import Attribution, Breakdown, Coverage, View, module_tree
+from memprof.profiler.live.attribution import Attribution, Breakdown, Coverage, View
 from memprof.profiler.live.live_set import Hold, LiveItem
 from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import (
@@ -242,23 +242,6 @@ def test_constants_are_outside_compiled_code() -> None:
     assert [p.key for p in b.parts] == ["l1"]
 
 
-def test_module_tree() -> None:
-    # At the end of the forward: l1: 4 + 8; l2.bias 2, add (l2) 1; input 1.
-    root = module_tree(at(training(), 0, 7, View.MODULE))
-    assert (root.path, root.own, root.nbytes) == ("", 0, 15 * MIB)
-    assert [(c.path, c.own, c.nbytes) for c in root.children] == [
-        ("l1", 12 * MIB, 12 * MIB),
-        ("l2", 3 * MIB, 3 * MIB),
-    ]
-    # While buf2 is live its module, l2.head, is below l2.
-    root = module_tree(at(training(), 0, 6, View.MODULE))
-    l2 = next(c for c in root.children if c.path == "l2")
-    assert (l2.own, l2.nbytes) == (3 * MIB, 5 * MIB)
-    assert [(c.name, c.path, c.own, c.nbytes) for c in l2.children] == [
-        ("head", "l2.head", 2 * MIB, 2 * MIB)
-    ]
-
-
 def test_coverage() -> None:
     profile = training()
     attribution = Attribution(profile)
@@ -316,10 +299,6 @@ def test_every_view_adds_up(items: list[LiveItem]) -> None:
         assert sum(p.storages for p in (*b.parts, *b.remainder)) == sum(i.count for i in items)
         assert len({(p.key, p.graph) for p in b.parts}) == len(b.parts)
         assert "unknown" not in remainder(b), "every reason is in words"
-        if view is View.MODULE:
-            tree = module_tree(b)
-            inside = sum(p.nbytes for p in b.parts if not p.key.startswith("("))
-            assert tree.nbytes == inside
 
 
 def test_the_line_of_a_node_is_the_users_own() -> None:

@@ -10,12 +10,9 @@ from profile_builder import (
     KIB,
     MIB,
     ProgramBuilder,
-    backward,
     buffer,
     calls,
-    forward,
     node,
-    optimizer,
     training,
 )
 
@@ -418,18 +415,6 @@ def test_recordings_that_cost_no_pool_are_about_the_input() -> None:
     assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 4 * MIB)
 
 
-def test_a_small_input_that_moves_costs_time() -> None:
-    # GIVEN an input of unknown size, and recordings that took a tenth of the time
-    profile = on_trees(moved(5, inputs=()))
-    assert advise(profile) == []
-    tree = profile.ledger[0].tree
-    assert tree is not None
-    tree = dataclasses.replace(tree, duration_ns=900_000)
-    profile.ledger = [dataclasses.replace(profile.ledger[0], tree=tree)]
-    (found,) = advise(profile)
-    assert found.title.endswith("because an input has moved, which took 1 ms")
-
-
 def test_one_move_or_another_reason_is_no_finding() -> None:
     assert advise(on_trees(moved(1, 9 * MIB))) == []
     other = "an input that died in the recording is still held"
@@ -479,35 +464,6 @@ def test_few_or_cheap_sizes_are_no_finding() -> None:
     assert advise(on_trees(*cheap)) == []
 
 
-# Gradients
-
-
-def test_gradients_in_the_live_set_of_a_peak_in_a_forward() -> None:
-    # GIVEN an optimizer that is called after the next forward only
-    big = forward()
-    program = ProgramBuilder()
-    program.input("primals_1", 4 * MIB, Category.PARAMETER, 1, [0])
-    program.alloc("scratch", 90 * MIB, 13, internal=True).free("scratch", 13)
-    big.programs = [program.build()]
-    big.description = dataclasses.replace(big.description, outputs=())
-    profile = Profile(
-        graphs=[big, backward(), optimizer()],
-        calls=calls(*[(0, 0), (1, 0), (0, 0), (2, 0)] * 2),
-    )
-    found = [f for f in advise(profile) if f.kind is FindingKind.GRADIENT]
-    assert [f.nbytes for f in found] == [4 * MIB]
-    assert found[0].evidence[0].text.endswith("alive at the peak, in a call of 0/0 forward")
-    # WHEN it is called before THEN there is nothing to say
-    profile.calls = calls(*[(0, 0), (1, 0), (2, 0), (0, 0)] * 2)
-    assert FindingKind.GRADIENT not in kinds(profile)
-
-
-def test_gradients_that_leave_the_pool() -> None:
-    (found,) = advise(on_trees(held(1, 9, TreeCause.HELD_GRADIENT)))
-    assert found.kind is FindingKind.GRADIENT
-    assert found.nbytes == 8 * MIB
-
-
 # All together
 
 
@@ -515,7 +471,7 @@ def test_at_most_five_and_the_largest_first() -> None:
     profile = on_trees(
         entry(LedgerKind.REPLAY, "replayed", 40),
         held(0, 9),
-        held(1, 9, TreeCause.HELD_GRADIENT),
+        held(1, 9),
         moved(9, 40 * MIB),
         moved(9, 41 * MIB, function="1/0 forward"),
         moved(9, 42 * MIB, function="2/0 forward"),
@@ -527,7 +483,7 @@ def test_at_most_five_and_the_largest_first() -> None:
         ("moving_address", 42),
         ("moving_address", 41),
         ("shapes", 14),
-        ("gradient", 8),
+        ("output_clone", 9),
         ("static_input", 2),
     ]
     assert len(found) == MOST

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from profile_builder import MIB, ProgramBuilder, calls, training
 
-from memprof.profiler.live.trees import RecordedNode, recorded_nodes
 from memprof.profiler.model import (
     GraphKind,
     GraphRecord,
@@ -18,7 +15,6 @@ from memprof.profiler.model import (
     Profile,
     TrackedDevice,
     TrackerRecord,
-    TreeDetail,
 )
 from memprof.profiler.views.report import summarize
 from memprof.profiler.views.report.html.payload import MAX_POINTS, ranks_payload, report_payload
@@ -107,39 +103,3 @@ def test_the_ledger_keeps_the_latest_entries() -> None:
     assert any(n.text.startswith("3 earlier entries are left out here") for n in ledger.notes)
     rows = ledger.tables[0].rows
     assert (rows[0][0], rows[-1][-1]) == (3_000_000, f"number {MAX_LEDGER + 2}")
-
-
-def test_recorded_nodes() -> None:
-    def entry(kind: LedgerKind, function: str, count: int = 1, **detail: Any) -> LedgerEntry:
-        tree = TreeDetail("cuda:0", function, **detail)
-        return LedgerEntry(0, kind, 7, f"why {kind.value}", count, tree)
-
-    found = recorded_nodes(
-        [
-            entry(LedgerKind.WARM_UP, "0/0 forward", node=-1),
-            entry(LedgerKind.RECORD, "0/0 forward", node=0, step=3, duration_ns=5, marginal=100),
-            entry(LedgerKind.RECORD, "0/0 backward", node=1, parent=0, step=3, marginal=50),
-            entry(LedgerKind.RERECORD, "0/0 forward", node=2, step=4, key=(8,)),
-            entry(LedgerKind.SKIP, "0/0 forward"),
-            entry(LedgerKind.REPLAY, "0/0 forward", 40, node=0, marginal=100),
-            entry(LedgerKind.REPLAY, "0/0 backward", 38, node=1, parent=0, marginal=50),
-            entry(LedgerKind.EVICTION, "0/0 forward", node=2, key=(8,)),
-            # Another thread's manager on the same device numbers from 0 too.
-            entry(LedgerKind.RECORD, "1/0 inference", node=0, step=9),
-        ]
-    )
-    rows = [(n.node, n.parent, n.function, n.key, n.replays, n.marginal_bytes) for n in found]
-    assert rows == [
-        (0, None, "0/0 forward", (), 40, 100),
-        (1, 0, "0/0 backward", (), 38, 50),
-        (2, None, "0/0 forward", (8,), 0, 0),
-        (0, None, "1/0 inference", (), 0, 0),
-    ]
-    assert found[2] == RecordedNode(
-        *("cuda:0", 2, None, "0/0 forward", (8,), 7),
-        rerecorded=True,
-        reason="why rerecord",
-        evicted="why eviction",
-        step=4,
-    )
-    assert (found[0].record_ns, found[0].step, found[0].reason) == (5, 3, "why record")

@@ -76,7 +76,7 @@ def test_json_has_every_section(tmp_path: Path) -> None:
     assert any(name.startswith("Live at the peak, by source line") for name in said)
     # AND as data what was on the page or in the terminal alone
     flow = found["dataflow"][0]
-    assert flow["views"]["line"]["total"] == sum(s["nbytes"] for s in flow["live"]) > 0
+    assert flow["views"]["line"]["total"] == sum(flow["categories"].values()) > 0
 
 
 def test_a_short_text_is_a_part_of_the_whole() -> None:

@@ -100,7 +100,7 @@ def test_the_largest_batch_on_two_gpus(device: Device, script: str) -> None:
     assert done.exit_code == 0, done.output
     large, small = rows(done)
     for row in (large, small):
-        room = (row["memory_bytes"] - device.base) // device.each
+        room = (row["gpu"]["memory"] - device.base) // device.each
         assert row["best"]["values"] == {"B": str(room)}
         assert row["failed"]["values"] == {"B": str(room + 1)}
         assert row["failed"]["limit"] == "1.00 GiB at train.py:7"
@@ -140,7 +140,7 @@ def test_tokens_that_grow_with_the_value(device: Device, script: str) -> None:
     done = fit(*options, "--json", "--", script, "{B}")
     assert done.exit_code == 1, done.output
     small, large = rows(done)
-    room = (large["memory_bytes"] - device.base) // device.each
+    room = (large["gpu"]["memory"] - device.base) // device.each
     assert large["best"]["values"] == {"B": str(room)}
     assert large["best"]["tokens"] == room * 1000
     # The largest that fits the other one holds too few, and so does each smaller one.
@@ -229,6 +229,6 @@ def test_a_script_that_goes_on_with_less_does_not_fit(device: Device, script: st
     done = fit("--gpu", "a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}")
     assert done.exit_code == 0, done.output
     (row,) = rows(done)
-    room = (row["memory_bytes"] - device.base) // device.each
+    room = (row["gpu"]["memory"] - device.base) // device.each
     assert row["best"]["values"] == {"B": str(room)}
     assert row["failed"]["limit"] == "1.00 GiB at train.py:7; the script went on"

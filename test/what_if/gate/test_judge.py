@@ -77,7 +77,6 @@ def test_three_per_cent_in_one_module_are_named(tmp_path: Path) -> None:
     lines = problem.splitlines()
     assert "   +3.00 MiB  Model > Block  (100 MiB before)" in lines
     assert "   +3.00 MiB  model.py: return self.up(x)  (100 MiB before)" in lines
-    assert any("addmm_3" in line for line in lines)
     # Writing it anew makes it pass.
     assert judged(tmp_path, took(103 * MIB), update=True, growth="0 %") == ""
     assert judged(tmp_path, took(103 * MIB), growth="0 %") == ""

@@ -52,7 +52,7 @@ def ranks_payload(
     highest = min(compared.rows, key=lambda r: (-r.peak, r.rank)).rank
     profile = profiles[ranks_of(profiles).index(highest)]
     return {
-        "ranks": {"section": ranks.of_ranks(compared, format_bytes), "shown": highest},
+        "ranks": {"section": ranks.of_ranks(compared), "shown": highest},
         "profile": report_payload(profile, device),
     }
 

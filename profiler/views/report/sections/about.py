@@ -107,8 +107,7 @@ def header(s: Summary) -> Section:
     if not p.complete:
         text = "incomplete: the process was killed or still runs; this is what it had written"
         notes.append(Note(text, Tone.WARN))
-    parts = (_left_out(s), _out_of_memory(s))
-    return Section("about", "", tuple(notes), parts=parts, name="versions and machine")
+    return Section("about", "", tuple(notes), parts=(_left_out(s),), name="versions and machine")
 
 
 def _left_out(s: Summary) -> Section:
@@ -120,39 +119,6 @@ def _left_out(s: Summary) -> Section:
         title, (col.TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN
     )
     return replace(section, id="left-out")
-
-
-def _out_of_memory(s: Summary) -> Section:
-    times = sum(e.count for e in s.out_of_memory)
-    rows = [
-        (
-            e.count,
-            e.what,
-            module_name(e.module),
-            e.frame,
-            e.device,
-            e.live,
-            e.time_ns,
-            e.source,
-            e.text,
-        )
-        for e in s.out_of_memory
-    ]
-    columns = (
-        col.Times("times", adds=True),
-        col.Text("what failed"),
-        col.MODULE,
-        col.LINE,
-        col.Text("device"),
-        col.Bytes("live"),
-        col.Time("time"),
-        col.Text("who says so"),
-        col.Text("error", fold=True),
-    )
-    title = f"Out of memory: {times:,} time{'s' if times > 1 else ''}"
-    rest = "more: report --json"
-    section = of_rows(title, columns, rows, rest=rest, lines=True, brief=2, tone=Tone.ERROR)
-    return replace(section, id="out-of-memory")
 
 
 def of_growth(found: Sequence[Growth], show: Show, most: int = _MOST_GROWTH) -> Section:

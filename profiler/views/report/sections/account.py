@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from memprof.profiler import model
-from memprof.profiler.live.graph_pools import label, left_behind, numbers
+from memprof.profiler.live.graph_pools import label, left_behind
 from memprof.profiler.views.report import columns as col, failure as words
 from memprof.profiler.views.report.format import format_both, format_ns
 from memprof.profiler.views.report.parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
@@ -220,7 +220,6 @@ def _host_reads(a: model.DeviceAccount) -> Section:
 def of_graph_pool(pool: model.GraphPool, show: Show) -> Section:
     outside = (_rows(pool.outside),) if pool.outside else ()
     parts = (
-        _shares(pool),
         _left(pool, show),
         _at_peak(pool, show),
         Section("", "What is in the pool that no capture asked for", tables=outside),
@@ -238,8 +237,12 @@ def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
         text = "as it was after the last capture: by the end all its graphs were deleted, "
         notes.append(Note(f"{text}{show(pool.at_end)} of it are left"))
     alone = sum(s.nbytes for s in pool.shares if len(s.graphs) == 1)
-    text = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
-    notes.append(Note(text + "a graph costs by how much smaller the pool were without it"))
+    text = (
+        f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone, "
+        f"{show(pool.live_outside)} by what no capture asked for, {show(pool.unused)} by nobody; "
+        "a graph costs by how much smaller the pool were without it"
+    )
+    notes.append(Note(text))
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
 
 
@@ -269,21 +272,6 @@ def _state(g: model.GraphCapture) -> str:
     if g.failed:
         return f"{label(g)} (failed: {g.failed})"
     return f"{label(g)} (deleted)" if g.deleted else label(g)
-
-
-def _shares(pool: model.GraphPool) -> Section:
-    every = [g.number for g in pool.graphs]
-    rows = [(s.nbytes, s.nbytes, len(s.graphs), numbers(s.graphs, every)) for s in pool.shares]
-    graphs = col.Count("graphs")
-    columns = (col.BYTES, col.share(pool.reserved), graphs, col.Text("which", fold=True))
-    others = (
-        (pool.other_shares, "further combinations of graphs"),
-        (pool.live_outside, "in use, asked for outside of captures"),
-        (pool.unused, "in use by nobody"),
-        (pool.reserved, "total reserved"),
-    )
-    foot = tuple((n, n, None, what) for n, what in others if n or what == others[-1][1])
-    return of_rows("Who uses which bytes", columns, rows, foot=foot, rest="more")
 
 
 def _left(pool: model.GraphPool, show: Show) -> Section:

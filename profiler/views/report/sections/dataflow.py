@@ -12,8 +12,6 @@ from memprof.profiler.views.report.format import format_ns
 from memprof.profiler.views.report.parts import DataFlowPeak
 from memprof.profiler.views.report.section import Note, Section, Show, Table, Tone
 
-from .about import module_name
-
 _MOST = 300
 """Rows of a view in a page, the largest; the rest is added up."""
 
@@ -23,7 +21,7 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
         title += f"{format_ns(p.after_ns)} into the torch.profiler run"
-        tables = (_categories(p), *map(partial(_by, p), _VIEWS), _live(p), _unknown(p))
+        tables = (_categories(p), *map(partial(_by, p), _VIEWS), _unknown(p))
         shown = tuple(table for table in tables if table.rows)
         name = "data flow by source line, module and operator"
         notes = tuple(_notes(p, show))
@@ -70,31 +68,3 @@ def _unknown(p: DataFlowPeak) -> Table:
     columns = (col.Bytes("bytes"), col.Text("why", fold=True))
     rows = [(nbytes, why) for why, nbytes in p.unknown.items()]
     return Table(columns, rows, caption="Without a category", detail=True)
-
-
-def _live(p: DataFlowPeak) -> Table:
-    live, total = p.live[:_MOST], p.nbytes
-    columns = (
-        col.BYTES,
-        col.share(total),
-        col.CATEGORY,
-        col.Code("made by"),
-        *col.below(col.MODULE, col.LINE),
-    )
-    rows = [
-        (
-            s.nbytes,
-            s.nbytes,
-            s.category.value,
-            s.op or "unknown, or made before the run",
-            module_name(s.module),
-            s.frame,
-        )
-        for s in live
-    ]
-    rest = sum(s.nbytes for s in p.live[_MOST:])
-    sums: list[col.Row] = [(total, total, "", "total", "", None)]
-    if rest:
-        sums.insert(0, (rest, rest, "", f"{len(p.live) - _MOST:,} smaller", "", None))
-    caption = f"Live on {p.device} at that peak"
-    return Table(columns, rows, tuple(sums), caption, rest="smaller", detail=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
-from memprof.profiler.live.trees import REST, RecordedNode, pool_growth, pool_rest, short_reason
+from memprof.profiler.live.trees import REST, pool_growth, pool_rest, short_reason
 from memprof.profiler.model import GraphRecord, LedgerEntry, Profile
 from memprof.profiler.views.report import columns as col
 from memprof.profiler.views.report.section import EVERY, Note, Section, Show, Table, Tone, of_rows
@@ -83,7 +81,7 @@ def trees(s: Summary, show: Show) -> Section:
         pools = ", ".join(f"{d} {show(n)}" for d, n in sorted(s.pools.items()))
         notes.append(Note(f"Largest pools: {pools}."))
         notes.append(Note(_COST))
-    tables = (_recordings(s.recordings), _functions(s), _reasons(s))
+    tables = (_functions(s), _reasons(s))
     title = "Graph trees"
     shown = tuple(t for t in tables if t.rows)
     return Section("trees", title, tuple(notes), shown, detail=True, name=title.lower())
@@ -93,41 +91,6 @@ _COST = (
     "A recording costs by how much it made its pool grow; one that fits into what others left "
     "costs nothing."
 )
-
-
-def _recordings(nodes: list[RecordedNode]) -> Table:
-    columns = (
-        col.Code("recording"),
-        *col.alike(col.Text, "device", "sizes", "what happened", below=True),
-        col.Count("replays", adds=True),
-        col.Bytes("pool", help="By how much recording it made its pool grow"),
-        col.Ns("recording took", adds=True),
-    )
-    rows, depths = [], []
-    for n, depth in _in_tree_order(nodes):
-        sizes = f"sizes {', '.join(map(str, n.key))}" if n.key else ""
-        again = f"recorded again: {n.reason}" if n.rerecorded else ""
-        fate = "; ".join(filter(None, [again, f"dropped: {n.evicted}" if n.evicted else ""]))
-        figures = (n.replays, n.marginal_bytes, n.record_ns or None)
-        rows.append((f"{n.function} #{n.node}", n.device, sizes, fate, *figures))
-        depths.append(depth)
-    caption = "Recorded graphs, each below the one that runs before it"
-    return Table(columns, rows, caption=caption, depth=depths)
-
-
-def _in_tree_order(nodes: list[RecordedNode]) -> Iterator[tuple[RecordedNode, int]]:
-    """Yields recordings with their depth in the tree, each after its parent; ``nodes`` are in order
-    of recording."""
-    latest: dict[tuple[str, int | None], int] = {}
-    below: defaultdict[int, list[int]] = defaultdict(list)
-    for i, n in enumerate(nodes):
-        below[latest.get((n.device, n.parent), -1)].append(i)
-        latest[n.device, n.node] = i
-    stack = [(i, 0) for i in reversed(below[-1])]
-    while stack:
-        i, depth = stack.pop()
-        yield nodes[i], depth
-        stack += [(child, depth + 1) for child in reversed(below[i])]
 
 
 def _functions(s: Summary) -> Table:

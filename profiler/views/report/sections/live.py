@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memprof.profiler.live.attribution import Breakdown, ModuleNode, Share, View
+from memprof.profiler.live.attribution import Share, View
 from memprof.profiler.model import Category, Profile
 from memprof.profiler.views.report import columns as col
 from memprof.profiler.views.report.failure import line_of
@@ -114,6 +114,8 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         elif view is View.LINE:
             more = (p.note,)
             key = key if key.startswith("(") else shorten_path(key)
+        elif view is View.MODULE:
+            key = key or "(root)"
         return (p.nbytes, p.nbytes, p.storages, key, *more)
 
     # Where the device has an account, that says what the peak is made of.
@@ -124,10 +126,6 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
         detail = view not in elsewhere or s.device in elsewhere[view]
         title = f"Live at the peak, by {VIEWS[view][0].title}"
         name = f"compiled code by {VIEWS[view][0].title}"
-        if view is View.MODULE:
-            tables = (_modules(b, s.modules),)
-            yield Section("", title, tables=tables, detail=detail, name=name)
-            continue
         columns = _live_columns(view, b.total)
         if view is View.CATEGORY:
             columns += (col.Text("that is"),)
@@ -151,31 +149,6 @@ def peak_breakdowns(s: Summary, show: Show) -> Iterator[Section]:
             notes = (Note(f"{part}, have no line: compiled code did not make them"),)
         spare = 2 if view is View.LINE else 1
         yield Section("", title, notes, tables, detail=detail, name=name, spare=spare)
-
-
-def _modules(b: Breakdown, root: ModuleNode) -> Table:
-    rows: list[col.Row] = []
-    depths = []
-
-    def add(node: ModuleNode, depth: int) -> None:
-        if node is not root or root.nbytes:
-            rows.append(
-                (node.nbytes, node.nbytes, node.own, "(root)" if node is root else node.name)
-            )
-            depths.append(depth)
-        for child in node.children:
-            add(child, depth + 1)
-
-    add(root, 0)
-    whole = col.Share("share", whole=b.total)
-    columns = (col.Bytes("with children"), whole, col.Bytes("own", adds=True), col.MODULE)
-    outside = [("", p.nbytes, p.nbytes, p.key) for p in b.parts if p.key.startswith("(")]
-    foot = (
-        *outside,
-        ("", b.unattributed, b.unattributed, UNATTRIBUTED),
-        ("", b.total, b.total, "total"),
-    )
-    return Table(columns, rows, foot, depth=depths, largest=0, least=3, rest="smaller")
 
 
 def graphs(s: Summary) -> Section:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from memprof.profiler.views.compare.ranks import Imbalance, RankSummary
+from memprof.profiler.views.compare.ranks import RankSummary
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.format import format_ns
-from memprof.profiler.views.report.section import EVERY, Note, Section, Show, Table, Tone
+from memprof.profiler.views.report.section import EVERY, Note, Section, Table, Tone
 
 
-def of_ranks(s: RankSummary, show: Show) -> Section:
+def of_ranks(s: RankSummary) -> Section:
     who = "rank" if s.world_size else "run"
     columns = (
         col.Count(who),
         col.Bytes("peak"),
-        col.Count("steps"),
-        col.Ns("median step"),
         *col.alike(col.Count, "graphs", "calls", "recompiled", "skips"),
         col.Text("device"),
         *col.below(col.Text("host"), col.Text("pid")),
@@ -23,8 +20,6 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
         (
             r.rank,
             r.peak,
-            r.steps,
-            r.step_ns,
             r.graphs,
             r.calls,
             r.recompiles,
@@ -37,19 +32,19 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
     ]
     imbalance = (
         col.Words("figure"),
-        col.Figure("lowest"),
+        col.Bytes("lowest"),
         col.Count(who),
-        *col.alike(col.Figure, "mean", "highest"),
+        *col.alike(col.Bytes, "mean", "highest"),
         col.Count(who),
         col.Figure("above the mean"),
     )
     figures = [
         (
             i.name,
-            _figure(i, i.lowest, show),
+            i.lowest,
             i.lowest_rank,
-            _figure(i, i.mean, show),
-            _figure(i, i.highest, show),
+            round(i.mean),
+            i.highest,
             i.highest_rank,
             f"{100 * i.excess:.1f} %",
         )
@@ -65,7 +60,3 @@ def of_ranks(s: RankSummary, show: Show) -> Section:
     of = f"of {s.world_size:,} ranks" if s.world_size else "runs"
     title = f"{len(s.rows):,} {of}"
     return Section("ranks", title, (*warnings, more), parts=parts)
-
-
-def _figure(i: Imbalance, value: float, show: Show) -> str:
-    return show(round(value)) if i.unit == "bytes" else format_ns(value)

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from memprof.profiler import model
 from memprof.profiler.views.report import columns as col
 from memprof.profiler.views.report.format import format_ns, format_share
-from memprof.profiler.views.report.section import NOTHING, Note, Section, Show, Table, Tone, of_rows
+from memprof.profiler.views.report.section import NOTHING, Note, Section, Show, Table, Tone
 
 _BRIEF = 5
 """Operations of a short text."""
@@ -32,7 +32,6 @@ def of_tracker(record: model.TrackerRecord, show: Show, snapshots: int) -> Itera
     yield replace(_largest(record, show), spare=4)
     yield replace(_operations(record, show), spare=4)
     yield replace(_operators(record, show), detail=True, name="PyTorch operators")
-    yield replace(_sources(record), detail=True, name="what the tracker sees")
 
 
 def on_page(parts: tuple[Section, ...]) -> Section:
@@ -287,13 +286,3 @@ def _sequence(calls: list[model.OperatorCall]) -> Table:
         depth=[c.depth for c in calls],
         least=len(rows),
     )
-
-
-def _sources(record: model.TrackerRecord) -> Section:
-    sources = record.metadata.sources
-    if not sources:
-        return NOTHING
-    used = [(f"{s.name}: {s.sees}. Not: {s.misses}.",) for s in sources if s.used]
-    unused = "; ".join(f"{s.name} ({s.misses})" for s in sources if not s.used)
-    rows = used + ([(f"Not used: {unused}.",)] if unused else [])
-    return of_rows("What the figures are", (col.TEXT,), rows, least=len(rows), lines=True)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from rendering import render_tracker_record
 
-from memprof.profiler.live.out_of_memory import out_of_memory
-from memprof.profiler.model import Profile, SnapshotKind
+from memprof.profiler.model import SnapshotKind
 from memprof.profiler.sources.process import operations
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
@@ -65,8 +64,6 @@ def test_allocator_figures_and_tensors(tracker: MemoryTracker) -> None:
     # So large that no other test's leavings are larger.
     largest = tracker.record().snapshots[-1].largest[0]
     assert (largest.device, largest.nbytes) == ("cuda:0", 256 * MIB)
-    (cuda,) = (s for s in tracker.record().metadata.sources if s.name == "CUDA allocator")
-    assert cuda.used
     tracker.stop()
     del before, kept
 
@@ -108,10 +105,6 @@ def test_a_snapshot_where_there_is_no_more_memory(tracker: MemoryTracker) -> Non
     assert found.operations == ("step", "step/forward")
     now = found.devices["cuda:0"].allocated_bytes
     assert now == torch.cuda.memory_allocated() + 32 * MIB
-    failures = out_of_memory(Profile(tracker=record))
-    assert [(f.source, f.what, f.device, f.live) for f in failures] == [
-        ("tracker", "step/forward", "cuda:0", now)
-    ]
     # AND not after the tracker's end
     tracker.stop()
     with pytest.raises(torch.OutOfMemoryError):

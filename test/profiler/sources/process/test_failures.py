@@ -391,7 +391,7 @@ def test_a_namer_that_fails(
         raise KeyError("who")
 
     monkeypatch.setattr(naming, "_registered", None)
-    naming.register(broken, lambda: (Profile(), {}), lambda: False)
+    naming.register(broken, lambda: (Profile(), {}))
     kept = torch.ones(10)
     tracker = memprof.track(tmp_path, interval=60)
     memprof.checkpoint("one")

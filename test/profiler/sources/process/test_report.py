@@ -14,7 +14,6 @@ from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.model import (
     Category,
     DeviceSummary,
-    FigureSource,
     Lane,
     LaneKind,
     MemorySnapshot,
@@ -74,10 +73,6 @@ def full() -> TrackerRecord:
             memprof="0.1.0",
             python="3.11.7",
             interval_ns=5 * SECOND,
-            sources=(
-                FigureSource("python tensors", True, "what Python holds", "activations"),
-                FigureSource("malloc", False, "", "glibc only"),
-            ),
             lanes=[Lane(LaneKind.THREAD, "MainThread", 0)],
             pauses=[Span(10 * SECOND, 12 * SECOND)],
             snapshots_taken=14,
@@ -181,10 +176,6 @@ operator        after      CPU  CPU bytes  shapes
 aten::matmul     0 ns  5.00 us        0 B  [4, 8] [8, 2]
   aten::mm    1.00 us  3.00 us      +32 B  [4, 8] [8, 2]
 aten::add      1.00 s   500 ns      -32 B  -
-
-What the figures are
-  python tensors: what Python holds. Not: activations.
-  Not used: malloc (glibc only).
 """,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import subprocess
 import sys
@@ -12,8 +11,7 @@ import pytest
 import torch
 
 from memprof.profiler.file.profile_file import read_profile
-from memprof.profiler.model import Category, MemorySnapshot, Profile, SnapshotKind
-from memprof.profiler.sources.process import naming
+from memprof.profiler.model import Category, MemorySnapshot, SnapshotKind
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.sources import ProcessMemory
 from memprof.profiler.sources.process.tracker import MemoryTracker
@@ -164,34 +162,3 @@ def test_allocated_memory() -> None:
     assert allocated is not None
     assert allocated >= 200_000_000
     del kept
-
-
-def test_every_source_is_said(tmp_path: Path) -> None:
-    found = tracker(tmp_path)
-    sources = {s.name: s.used for s in found.record().metadata.sources}
-    found.stop()
-    gc.collect()
-    assert sources["python tensors"]
-    assert not sources["compiled graphs"]
-    assert list(sources) == [
-        "python tensors",
-        "resident memory",
-        "malloc",
-        "CUDA allocator",
-        "compiled graphs",
-    ]
-
-
-def test_what_was_compiled_is_said_to_whoever_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN compiled code, of which nobody has taken a profile yet
-    monkeypatch.setattr(naming, "_registered", None)
-    naming.register(lambda tensor: None, lambda: (Profile(), {}), lambda: True)
-    found = tracker(tmp_path)
-    # WHEN the record alone is asked for, as memprof.report() does inside of memprof run
-    (source,) = (s for s in found.record().metadata.sources if s.name == "compiled graphs")
-    found.stop()
-    # THEN it does not say that nothing was compiled
-    assert source.used
-    assert "compiled nothing" not in source.misses

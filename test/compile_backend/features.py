@@ -58,21 +58,9 @@ def dynamic_true(compile: Compile) -> Any:
 
 
 @feature
-def dynamic_false(compile: Compile) -> Any:
-    m = _net()
-    return _train(m, compile(m, dynamic=False), _batches(4, 6))
-
-
-@feature
 def dynamic_automatic(compile: Compile) -> Any:
     m = _net()
     return _train(m, compile(m), _batches(4, 6, 9, 4))
-
-
-@feature
-def fullgraph(compile: Compile) -> Any:
-    m = _net()
-    return _train(m, compile(m, fullgraph=True), _batches(4))
 
 
 @feature

@@ -207,32 +207,6 @@ def test_gradients_that_pass_between_graphs_are_autograd_details() -> None:
     assert roles == {Role.PARAMETER_GRADIENT, Role.INPUT_GRADIENT}
 
 
-def test_an_optimizer_step_knows_its_state() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(16, 64)
-    optimizer = torch.optim.AdamW(model.parameters())
-    step = torch.compile(lambda: optimizer.step(), backend="memprof")
-    model(torch.ones(2, 16)).sum().backward()
-    with memprof.profile() as session:
-        for _ in range(3):
-            step()
-    graph = session.profile().graphs[-1]
-    program = graph.programs[0]
-    by_category: dict[Category, int] = {}
-    for storage in program.storages:
-        if storage.origin is Origin.INPUT:
-            by_category[storage.category] = by_category.get(storage.category, 0) + storage.nbytes
-    nbytes = 4 * (16 * 64 + 64)
-    assert by_category[Category.PARAMETER] == nbytes
-    assert by_category[Category.GRADIENT] == nbytes
-    assert nbytes * 2 <= by_category[Category.OPTIMIZER_STATE] <= nbytes * 2 + 64
-    assert set(by_category) == {
-        Category.PARAMETER,
-        Category.GRADIENT,
-        Category.OPTIMIZER_STATE,
-    }
-
-
 def test_constants_of_the_graph_are_constants() -> None:
     # GIVEN a tensor made from Python numbers inside the function, too long to be inlined
     class WithTable(nn.Module):

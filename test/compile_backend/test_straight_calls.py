@@ -146,15 +146,6 @@ def program(function: Callable[[Compile], Any]) -> Callable[[Compile], Any]:
 
 
 @program
-def under_autocast(compile: Compile) -> Any:
-    def around(step: Callable[[], Any]) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return step()
-
-    return _steps(compile, around)
-
-
-@program
 def autocast_at_the_backward_alone(compile: Compile) -> Any:
     w = torch.randn(8, 8, requires_grad=True)
     compiled = compile(lambda x: (x @ w).sin())

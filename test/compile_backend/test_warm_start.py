@@ -509,7 +509,6 @@ class WithFunction(nn.Module):
     [
         {"options": {"freezing": True}},
         {"options": {"observe_runs": 0}},
-        {"fullgraph": True},
     ],
     ids=str,
 )

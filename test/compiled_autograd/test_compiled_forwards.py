@@ -31,24 +31,6 @@ def test_graph_breaks(model: nn.Module, x: Tensor) -> None:
     check(lambda: compiled(x).square().sum().backward(), parameters_of(model))
 
 
-def test_compiled_forward_with_dynamic_sizes(model: nn.Module) -> None:
-    parameters = parameters_of(model)
-    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
-    for compiler in COMPILERS.values():
-        ca.reset()
-        torch._dynamo.reset()
-        with ca.enable(compiler, dynamic=True):
-            for n in (5, 7, 9, 4):
-                batch = torch.randn(n, 4)
-                with ca.disable():
-                    clear(parameters)
-                    model(batch).square().mean().backward()
-                    wanted = gradients(parameters)
-                clear(parameters)
-                compiled(batch).square().mean().backward()
-                assert same(gradients(parameters), wanted), n
-
-
 def test_missing_gradients_of_dynamic_size(model: nn.Module) -> None:
     """GIVEN an output of a compiled forward that the loss does not use WHEN its size changes
     THEN the zeros that stand for its gradient follow."""

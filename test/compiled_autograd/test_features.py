@@ -105,22 +105,6 @@ def test_double_backward(model: nn.Module, x: Tensor) -> None:
     check(step, [*parameters_of(model), x])
 
 
-def test_backward_in_a_hook_runs_in_the_normal_engine(model: nn.Module, x: Tensor) -> None:
-    other = torch.randn(3, requires_grad=True)
-
-    def hook(grad: Tensor) -> Tensor:
-        with torch.enable_grad():
-            (inner,) = torch.autograd.grad((other * other).sum(), other)
-        return grad * inner.sum()
-
-    def step() -> None:
-        y = model(x)
-        y.register_hook(hook)
-        y.sum().backward()
-
-    check(step, parameters_of(model), compilers=("as_it_is",))
-
-
 def test_dynamic_batch_sizes(model: nn.Module) -> None:
     """GIVEN dynamic=True WHEN batch sizes change THEN the first capture serves all others."""
     parameters = parameters_of(model)

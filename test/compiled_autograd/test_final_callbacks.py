@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from memprof import compiled_autograd as ca
-from memprof.profiler.model import LedgerKind
 
 
 def queue(callback: Callable[[], Any]) -> None:
@@ -46,31 +45,6 @@ def test_a_callback_runs_once_a_backward_and_sees_its_gradient(compiler: str) ->
             (w * 3).sum().backward()
             assert len(seen) == n
             assert torch.equal(seen[-1], torch.full((4,), 3.0 * n))
-
-
-def test_with_the_backend_option() -> None:
-    import memprof
-
-    w = torch.ones(4, requires_grad=True)
-    seen: list[Tensor | None] = []
-
-    def hook(grad: Tensor) -> None:
-        queue(lambda: seen.append(None if w.grad is None else w.grad.clone()))
-
-    w.register_hook(hook)
-    run = torch.compile(
-        lambda: (w * 3).sum(),
-        backend="memprof",
-        options={"compiled_autograd": True, "graphs": False},
-    )
-    with memprof.profile() as session:
-        for n in range(1, 4):
-            run().backward()
-            assert len(seen) == n
-            assert torch.equal(seen[-1], torch.full((4,), 3.0 * n))
-    ledger = session.profile().ledger
-    assert not [e for e in ledger if e.kind is LedgerKind.FALLBACK]
-    assert any("captured backward" in e.reason for e in ledger)
 
 
 def test_with_capture() -> None:

@@ -125,15 +125,6 @@ def test_saved_tensor_hooks(model: nn.Module, x: Tensor) -> None:
     check(step, parameters_of(model))
 
 
-def test_saved_tensors_on_cpu(model: nn.Module, x: Tensor) -> None:
-    def step() -> None:
-        with torch.autograd.graph.save_on_cpu():
-            y = model(x)
-        y.square().sum().backward()
-
-    check(step, parameters_of(model))
-
-
 def test_what_grad_returns_of_a_tensor_with_hooks() -> None:
     """GIVEN hooks of a tensor whose gradient is asked for THEN it is what the normal engine
     returns: before the hooks if the tensor's node runs as well, after them if not."""

@@ -185,16 +185,6 @@ def test_an_input_that_is_returned_after_a_failed_recording(held: bool) -> None:
             same(a, torch.full((4,), i + 1.0))
 
 
-def test_the_programs_own_error_reaches_the_user() -> None:
-    def foo(x: torch.Tensor) -> list[torch.Tensor]:
-        raise KeyError("mine")
-
-    f = graphed(foo, [torch.ones(4, device="cuda")])
-    for _ in in_steps(range(4)):
-        with pytest.raises(KeyError, match="mine"):
-            f([torch.ones(4, device="cuda")])
-
-
 def test_a_function_none_of_whose_calls_returns() -> None:
     # GIVEN a function with a constant that raises in each of its calls, the first one included
     constant = torch.ones(4, device="cuda")
@@ -357,27 +347,6 @@ def test_the_call_without_a_graph_waits_for_the_kernels_of_the_failed_warm_up(
     first, last = (i for i, (what, _) in enumerate(log) if what == "run")
     assert log[first][1] != log[last][1] == current().cuda_stream
     assert ("wait", log[first][1]) in log[first:last]
-
-
-def test_memory_that_a_function_keeps_is_not_recorded_over() -> None:
-    # GIVEN a function that keeps a tensor of the pool in a global, say a cache
-    kept = []
-
-    def foo(x: torch.Tensor) -> list[torch.Tensor]:
-        y = x + 1
-        if torch.cuda.is_current_stream_capturing():
-            kept.append(y)
-        return [y * 2]
-
-    f = graphed(foo, [torch.ones(4, device="cuda")])
-    for i in in_steps(range(5)):
-        (y,) = f([torch.full((4,), float(i), device="cuda")])
-        same(y, torch.full((4,), 2.0 * (i + 1)))
-        del y
-    # THEN the function runs without a graph, and the ledger says what is wrong
-    reasons = [e.reason for e in manager().entries() if e.kind is LedgerKind.TREE_FAILURE]
-    assert any("not tracked as outputs" in r for r in reasons)
-    kept.clear()
 
 
 def test_a_backward_is_not_recorded_while_its_forward_runs_without_a_graph() -> None:

@@ -6,6 +6,7 @@ escape sequence in a terminal or memory without end, or could.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import random
@@ -141,7 +142,8 @@ def _head() -> bytes:
     return packed([header()])
 
 
-def _bomb(nbytes: int = 300 << 20) -> bytes:
+@functools.cache
+def _bomb(nbytes: int = 200 << 20) -> bytes:
     """A frame that unpacks to a thousand times its size."""
     packer = zlib.compressobj(9)
     zeros = b"0" * (1 << 20)
@@ -166,10 +168,10 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     "control characters in every text": lambda: with_every_text(ESCAPES),
     "line breaks in every text": lambda: with_every_text("\nforged row\n"),
     "markup in every text": lambda: with_every_text("[red]x[/red][link=http://x]y[/link]"),
-    "long texts": lambda: with_every_text("x" * 30_000),
+    "long texts": lambda: with_every_text("x" * 10_000),
     "no texts": lambda: with_every_text(""),
     "a text of many megabytes": lambda: _edited(
-        lambda d: d["graphs"][0]["nodes"]["mm"]["stack"][0].update(code="x" * (8 << 20))
+        lambda d: d["graphs"][0]["nodes"]["mm"]["stack"][0].update(code="x" * (2 << 20))
     ),
     "deep JSON": lambda: packed(
         [(Kind.HEADER, b'{"format":"memprof-profile",' + b'"a":[' * 50_000)]
@@ -225,7 +227,7 @@ CORPUS: dict[str, Callable[[], bytes]] = {
     "frames of many processes": lambda: b"".join(
         packed([(Kind.FIELDS, b"{}")], process) for process in range(100)
     ),
-    "headers of one process": lambda: packed([header()]) * 100,
+    "headers of one process": lambda: packed([header()]) * 20,
     "a number that comes late": lambda: packed([header()]) + packed([header()], 1, (1 << 32) - 1),
     "frames of deep JSON": lambda: _more(Kind.FIELDS, b"[" * 100_000),
     "values that are deep": lambda: _more(

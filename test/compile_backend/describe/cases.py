@@ -288,12 +288,6 @@ def adam_step(backend: Any) -> None:
 
 
 @case
-def adam_lambda(backend: Any) -> None:
-    optimizer = _optimizer(torch.optim.Adam)
-    torch.compile(lambda: optimizer.step(), backend=backend)()
-
-
-@case
 def adamw_foreach(backend: Any) -> None:
     optimizer = _optimizer(lambda ps: torch.optim.AdamW(ps, foreach=True))
     torch.compile(lambda: optimizer.step(), backend=backend)()

@@ -17,7 +17,7 @@ from .cases import CASES
 pytestmark = pytest.mark.zero_kernels
 
 # Every case is traced once; AOTAutograd strips its own objects afterwards, ours stay.
-COMPILED = {"batch_norm", "adam_step", "adam_lambda", "adamw_foreach", "adamw_tensor_lr"}
+COMPILED = {"batch_norm", "adam_step", "adamw_foreach", "adamw_tensor_lr"}
 """By Inductor as well, which has a word on what they write."""
 
 
@@ -163,7 +163,6 @@ GRADIENT = ("parameter_gradient", "gradient")
     ("name", "expected"),
     [
         ("adam_step", [PARAMETER] * 2 + [STATE] * 6 + [GRADIENT] * 2),
-        ("adam_lambda", [PARAMETER] * 2 + [STATE] * 6 + [GRADIENT] * 2),
         ("adamw_foreach", [PARAMETER] * 2 + [STATE] * 6 + [GRADIENT] * 2),
         ("adamw_tensor_lr", [PARAMETER] * 2 + [STATE] * 6 + [STATE] + [GRADIENT] * 2),
     ],

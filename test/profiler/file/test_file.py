@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -388,24 +387,6 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "p.memprof").stat().st_mode) == 0o640
-
-
-def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "p.memprof"
-    write_profile(training(1), path)
-    stop = threading.Event()
-
-    def rewrite() -> None:
-        for n in range(40):
-            write_profile(training(1 + n % 7), path)
-        stop.set()
-
-    writer = threading.Thread(target=rewrite)
-    writer.start()
-    while not stop.is_set():
-        assert len(read_profile(path).graphs) == 3
-    writer.join()
-    assert only_file(tmp_path) == ["p.memprof"]
 
 
 # The schema

@@ -258,18 +258,6 @@ def chunks_of_training() -> list[bytes]:
     return chunks
 
 
-def test_a_damaged_chunk_ends_what_is_read() -> None:
-    first, second, third, last = chunks_of_training()
-    found = decode_profile(first + second + broken(third) + last)
-    # THEN what came before is there, and one line says where it ends and why
-    kept = decode_profile(first + second)
-    at = len(first + second)
-    assert found.left_out == [f"what comes after {at:,} bytes: its checksum is another"]
-    found.left_out.clear()
-    assert found == kept
-    assert (found.complete, found.calls.graph) == (False, [0, 1])
-
-
 @pytest.mark.parametrize("what", ["gone", "zeros", "other bytes"])
 def test_a_missing_chunk_is_noticed(what: str) -> None:
     first, second, third, last = chunks_of_training()

@@ -114,12 +114,6 @@ def test_gradients_accumulate() -> None:
     assert [between for *_, between in mib(profile)] == [15, 10, 19, 10, 10]
 
 
-def test_no_gradient_is_handed_on_to_an_optimizer_that_is_not_called() -> None:
-    profile = training()
-    profile.calls = calls((2, 0), (0, 0), (1, 0), (0, 0), (1, 0))
-    assert not any(hold == "handed_on" for _, hold, _ in names(Timeline(profile), 3, 0))
-
-
 def test_two_forwards_wait_at_once() -> None:
     # GIVEN gradient accumulation that runs both forwards first
     profile = training()
@@ -134,22 +128,6 @@ def test_two_forwards_wait_at_once() -> None:
         ("primals_3", 1),
         ("primals_3", 1),
     ]
-
-
-def test_forward_without_backward_leaves_nothing() -> None:
-    # GIVEN an evaluation with gradients on, whose results are dropped
-    profile = training()
-    profile.calls = calls((0, 0), (0, 0), (0, 0), (1, 0))
-    # THEN only the forward that has a backward, the last, leaves something behind
-    assert [between for *_, between in mib(profile)] == [6, 6, 15, 6]
-
-
-def test_backward_without_forward_counts_by_itself() -> None:
-    profile = training()
-    profile.calls = calls((1, 0), (0, 0))
-    assert mib(profile) == [(14, 20, 10, 0), (7, 20, 16, 6)]
-    # What it was given is still explained by the forward's record.
-    assert ("buf0", "call", 8) in names(Timeline(profile), 0, 0)
 
 
 def test_released_memory_is_gone() -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from memprof.what_if.simulate.command_line import BadInput
-from memprof.what_if.simulate.pretend import parse_pretence
-
 from .test_simulate import simulate
 
 STAGES = """
@@ -126,13 +123,6 @@ assert torch.empty(again.item(), device="cuda").numel() == 512
     assert notes(result, 0) == []
     (said,) = notes(result, 1)
     assert said.startswith("it may hang on script.py:8, which looked at a value")
-
-
-def test_several_values() -> None:
-    assert [parse_pretence("a.py:1=1,2").value(i) for i in range(4)] == [1, 2, 2, 2]
-    for text in ("a.py:1=", "a.py:1=(1,2)", "a.py:1=1,", "a.py:1=,2"):
-        with pytest.raises(BadInput, match=r"VALUE|is no value"):
-            parse_pretence(text)
 
 
 @pytest.mark.simgpu

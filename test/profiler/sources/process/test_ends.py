@@ -46,11 +46,6 @@ def test_uncaught_exception(tmp_path: Path) -> None:
     assert (found.state, found.reason) == (RunState.EXCEPTION, "KeyError: 'missing'")
 
 
-def test_sys_exit(tmp_path: Path) -> None:
-    assert run("memprof.track()\nsys.exit(7)", tmp_path).returncode == 7
-    assert record(tmp_path).metadata.state is RunState.EXIT
-
-
 def test_sigterm(tmp_path: Path) -> None:
     program = """
         tracker = memprof.track(interval=0.05)
@@ -212,22 +207,6 @@ def test_sigkill_leaves_all_but_the_last_snapshot(tmp_path: Path) -> None:
     run("memprof.track()", tmp_path)
     assert len(files(tmp_path)) == 2
     assert (tmp_path / name).read_bytes() == before
-
-
-def test_a_crash_in_c_leaves_what_was_recorded(tmp_path: Path) -> None:
-    program = """
-        from memprof.profiler.sources.process import record_file
-        record_file.REST = 0
-        memprof.track(interval=60)
-        memprof.checkpoint("before")
-        import ctypes
-        ctypes.string_at(0)
-        """
-    assert run(program, tmp_path).returncode == -signal.SIGSEGV
-    (name,) = files(tmp_path)
-    found = read_profile(tmp_path / name).tracker
-    assert found is not None
-    assert [s.name for s in found.snapshots] == ["", "before"]
 
 
 def test_forked_workers_are_not_tracked_and_unharmed(tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from memprof.profiler.sources.process.operations import CURRENT
 from memprof.profiler.sources.process.settings import SettingsError, TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
-from .processes import files, record, run, wait_for_line
+from .processes import files, record, run
 
 
 @pytest.fixture(autouse=True)
@@ -73,27 +71,6 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_read_only_file_system(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    folder = tmp_path / "ro"
-    folder.mkdir()
-    with mounted(folder, "ro,size=1m"):
-        memprof.track(folder, interval=60)
-        memprof.checkpoint("one")
-        memprof.stop_tracking()
-    assert "Read-only file system" in messages(caplog)[0]
-    assert len(messages(caplog)) == 2
-
-
-def test_a_folder_without_permission(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    folder = tmp_path / "ro"
-    folder.mkdir(mode=0o500)
-    memprof.track(folder, interval=60)
-    memprof.stop_tracking()
-    assert "Permission denied" in messages(caplog)[0]
 
 
 def test_a_disk_that_is_full_from_some_time_on(
@@ -180,33 +157,6 @@ def test_a_second_tracker(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> N
     assert len(again.record().snapshots) == 1
 
 
-def test_two_processes_in_one_folder(tmp_path: Path) -> None:
-    program = "import memprof\nmemprof.track(interval=60)\nprint('tracked', flush=True); input()\n"
-    command = [sys.executable, "-c", program]
-    pipe = subprocess.PIPE
-    both = [
-        subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True)
-        for _ in range(2)
-    ]
-    for process in both:
-        wait_for_line(process, "tracked")
-    # GIVEN both at once WHEN they end
-    for process in both:
-        process.communicate("\n")
-    names = files(tmp_path)
-    assert len(names) == 2
-    assert {record(tmp_path, i).metadata.pid for i in range(2)} == {p.pid for p in both}
-
-
-def test_no_tracker_at_all(tmp_path: Path) -> None:
-    tracker = memprof.current_tracker()
-    memprof.checkpoint("x")
-    memprof.stop_tracking()
-    with tracker.track_operation("x"), tracker.track_pytorch_ops():
-        pass
-    assert files(tmp_path) == []
-
-
 def test_what_was_named_before_it_started_is_tracked_then(tmp_path: Path) -> None:
     @memprof.current_tracker().track_operation("early")
     def early() -> None:
@@ -231,24 +181,6 @@ def test_made_disabled_it_starts_when_enabled(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 1
     memprof.stop_tracking()
     assert record(tmp_path).metadata.settings["enabled"] == "true"
-
-
-def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEMPROF_ENABLED", "0")
-    assert not memprof.track(tmp_path).enabled
-
-
-@pytest.mark.parametrize("interval", ["1e300", "1e10", "nan", "-1", "inf", "soon"])
-def test_intervals_that_nobody_can_wait(
-    interval: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("MEMPROF_INTERVAL", interval)
-    tracker = memprof.track(tmp_path)
-    assert tracker.settings.interval == 5.0
-    assert tracker._thread is not None
-    assert tracker._thread.is_alive()
-    (said,) = messages(caplog)
-    assert "MEMPROF_INTERVAL: interval is" in said
 
 
 @pytest.mark.parametrize("interval", [0.01, 1_000_000.0])
@@ -408,11 +340,3 @@ def test_snapshots_of_several_threads_at_once(tmp_path: Path) -> None:
     assert sum(s.name == "x" for s in found.snapshots) == 120
     assert len(found.snapshots) == tracker.record().metadata.snapshots_taken
     assert found.metadata.problems == []
-
-
-def test_messages_are_ours(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    memprof.track(interval=60)
-    memprof.checkpoint("quiet")
-    memprof.stop_tracking()
-    assert messages(caplog) == []

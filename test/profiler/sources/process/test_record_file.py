@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
-from framing import decode_profile, framed
+from framing import decode_profile
 
 from memprof.profiler.file.profile_file import (
     encode_profile,
-    profile_schema,
     read_profile,
 )
 from memprof.profiler.model import (
-    Lane,
-    LaneKind,
-    MemoryColumns,
-    OperationColumns,
-    OperationSummary,
     Profile,
     SnapshotKind,
-    TrackerMetadata,
-    TrackerRecord,
 )
 from memprof.profiler.sources.process import record_file
 from memprof.profiler.sources.process.record_file import RecordFile
@@ -39,82 +28,12 @@ from memprof.profiler.support.errors import (
     ProfileError,
     ProfileInvalidError,
 )
-from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.writing import is_locked
-
-from .records import snapshot
-
-METADATA = TrackerMetadata(
-    perf_origin_ns=1000, start_ns=5, end_ns=90, lanes=[Lane(LaneKind.THREAD, "main", 0)]
-)
-
-
-def profile() -> Profile:
-    record = TrackerRecord(
-        metadata=METADATA,
-        snapshots=[snapshot(10), snapshot(20, highest=7)],
-        operation_allocations=OperationColumns(
-            summary=[0, 1],
-            lane=[0, 0],
-            parent=[-1, 0],
-            start_ns=[10, 12],
-            end_ns=[30, 20],
-            tensor_bytes_before=[-1, -1],
-            tensor_bytes_after=[-1, -1],
-            tensors_before=[-1, -1],
-            tensors_after=[-1, -1],
-            memory={"cpu": MemoryColumns([1, 1], [2, 2], [3, 3], [True, True])},
-            failed=[False, False],
-        ),
-        operation_summary=[OperationSummary("step", count=1), OperationSummary("forward", 0)],
-    )
-    return Profile(created_ns=3, memprof="0.1.0", tracker=record)
-
-
-# The final file
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "memory_profile_1.memprof"
-    path.write_bytes(encode_profile(profile()))
-    found = read_profile(path)
-    assert found.tracker == profile().tracker
-    assert (found.created_ns, found.memprof, found.complete) == (3, "0.1.0", True)
-
-
-def test_the_schema_takes_what_is_written() -> None:
-    document = json.loads(to_json(profile()))
-    jsonschema.validate(document, profile_schema())
-    document["tracker"]["snapshots"] = 3
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, profile_schema())
 
 
 def test_a_file_of_memprof_0_1_0_is_refused_by_name() -> None:
     with pytest.raises(ProfileInvalidError, match=r"a file of memprof 0\.1\.0"):
         decode_profile(b'{"format":"memprof-tracker","schema_version":1,"created_ns":0}')
-
-
-def changed(path: list[str | int], value: object) -> bytes:
-    document = json.loads(to_json(profile()))
-    place = document["tracker"]
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return framed(document)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "where"),
-    [
-        (["metadata"], 3, "metadata"),
-        (["snapshots", 0, "kind"], "odd", "snapshots[0].kind"),
-        (["snapshots", 0, "time_ns"], "x", "snapshots[0].time_ns"),
-    ],
-)
-def test_other_types_are_refused(path: list[str | int], value: object, where: str) -> None:
-    with pytest.raises(ProfileInvalidError, match=re.escape(f"at `$.tracker.{where}`")):
-        decode_profile(changed(path, value))
 
 
 # The file of a tracker that runs
@@ -224,15 +143,6 @@ def test_time_by_the_clock_counts_too(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 # Whose file it is
-
-
-def test_two_trackers_in_one_second_get_two_names(tmp_path: Path) -> None:
-    found = [record_file.open_record_file(tmp_path) for _ in range(3)]
-    for file in found:
-        file.close()
-    names = sorted(j.path.name for j in found)
-    assert len(set(names)) == 3
-    assert all(n.startswith("memory_profile_2") and n.endswith(".memprof") for n in names)
 
 
 @pytest.mark.parametrize("now", ["link", "dangling", "file", "nothing"])

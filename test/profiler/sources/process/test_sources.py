@@ -103,28 +103,6 @@ def test_lanes_know_the_numbers_of_the_calls_threads(tmp_path: Path) -> None:
         assert inside == [lanes[lane].call_thread]
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_resident_memory() -> None:
-    # In a process of its own: threads and the allocator's leftovers of other tests move this one's.
-    program = """if True:
-        import mmap
-        from memprof.profiler.sources.process.sources import ProcessMemory
-        memory = ProcessMemory()
-        before, _ = memory.resident()
-        kept = mmap.mmap(-1, 200_000_000)
-        for page in range(0, len(kept), mmap.PAGESIZE):
-            kept[page] = 1
-        after, highest = memory.resident()
-        print(after - before, highest - after)
-        """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    grown, above = done.stdout.split()
-    assert int(grown) == pytest.approx(200_000_000, rel=0.05)
-    assert int(above) >= -2_000_000
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
     # GIVEN a process that started another one while it was large

@@ -238,15 +238,14 @@ def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
         text = "as it was after the last capture: by the end all its graphs were deleted, "
         notes.append(Note(f"{text}{show(pool.at_end)} of it are left"))
     alone = sum(s.nbytes for s in pool.shares if len(s.graphs) == 1)
-    text = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone; "
-    notes.append(Note(text + "a graph costs by how much smaller the pool were without it"))
+    text = f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone"
+    notes.append(Note(text))
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
 
 
 def _captures(pool: model.GraphPool) -> Table:
     columns = (
         col.Bytes("pool grew", help="By how much, during the capture", adds=True),
-        col.Bytes("costs", help="By how much smaller the pool were without this graph"),
         col.Bytes("at once", help="The most that it had asked for at one instant"),
         col.Bytes("alone", help="Bytes of the pool that no other graph uses", adds=True),
         col.Bytes("stays", help="Bytes that no later capture can have", adds=True),
@@ -254,10 +253,9 @@ def _captures(pool: model.GraphPool) -> Table:
         *col.below(col.Frame("at")),
     )
     rows: list[col.Row] = [
-        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.frame or g.maker)
-        for g in pool.graphs
+        (g.grew, g.peak, g.alone, g.stays, _state(g), g.frame or g.maker) for g in pool.graphs
     ]
-    none = (None,) * 4
+    none = (None,) * 3
     foot = (
         (pool.grew_outside, *none, "outside of captures", None),
         (pool.reserved, *none, "total reserved", None),

@@ -31,8 +31,6 @@ class GraphCapture:
         alone: of ``used``, what no other graph of the pool uses.
         stays: bytes that are there after it (``Fate.stays``).
         grew: by how many bytes its pool grew during the capture.
-        cost: by how many bytes the pool would be smaller without this capture, the others as they
-            were; None where that is not known.
         at_peak: largest first: their bytes and ``rounding`` are ``peak``.
         left: what stays, largest first; without rounding.
     """
@@ -54,7 +52,6 @@ class GraphCapture:
     alone: Int = 0
     stays: Int = 0
     grew: Int = 0
-    cost: Int | None = None
     at_peak: list[Held] = field(default_factory=list)
     left: list[Held] = field(default_factory=list)
 

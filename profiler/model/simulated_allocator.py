@@ -2,14 +2,12 @@
 
 Note [How requests are served]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A request gets the smallest free block of its stream and size class that is large enough, the lowest
-address first, cut off where the rest is of use; else a new segment. Segments are never given back,
-as those of a private pool are not while a graph has it.
+A request gets the smallest free block of its size class that is large enough, the lowest address
+first, cut off where the rest is of use; else a new segment. Segments are never given back.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -51,40 +49,26 @@ class SimulatedAllocator:
         ``gap`` bytes apart."""
         self.segments: list[SegmentRange] = []
         self.taken: dict[int, int] = {}
-        self._base, self._gap = base, gap
-        self._free: defaultdict[tuple[int, bool], BestFit] = defaultdict(BestFit)
-        """Free lists by stream, and whether they are for small requests."""
+        self._next, self._gap = base, gap
+        self._free: defaultdict[bool, BestFit] = defaultdict(BestFit)
+        """Free lists, by whether they are for small requests."""
         self._free_of: dict[int, BestFit] = {}
         """Free list to which a block returns, by address of a block that is handed out."""
         self._borders: set[int] = set()
 
-    @property
-    def reserved(self) -> int:
-        """Bytes of all segments."""
-        return sum(s.nbytes for s in self.segments)
-
-    def add_segment(
-        self, address: int, nbytes: int, *, stream: int = 0, small: bool = False
-    ) -> SegmentRange:
-        """Note a segment, all of it free."""
-        segment = SegmentRange(address, nbytes, small)
-        bisect.insort(self.segments, segment)
-        self._borders.add(address)
-        self._free[stream, small].add(address, nbytes)
-        return segment
-
-    def allocate(
-        self, size: int, *, stream: int = 0, at: int | None = None
-    ) -> tuple[int, SegmentRange | None]:
+    def allocate(self, size: int) -> tuple[int, SegmentRange | None]:
         """Returns the address of a block for a rounded request, and the segment that was made for
-        it, if one was: at address ``at`` if that is vacant."""
+        it, if one was."""
         small = size <= SMALL
-        free = self._free[stream, small]
+        free = self._free[small]
         address, made = free.best(size), None
         if address is None:
-            whole = segment_size(size)
-            made = self.add_segment(self._place(at, whole), whole, stream=stream, small=small)
-            address = made.address
+            address = self._next
+            made = SegmentRange(address, segment_size(size), small)
+            self.segments.append(made)
+            self._next += made.nbytes + self._gap
+            self._borders.add(address)
+            free.add(address, made.nbytes)
         room = free.take(address) or 0
         if is_cut(room - size, size):
             free.add(address + size, room - size)
@@ -96,18 +80,3 @@ class SimulatedAllocator:
     def free(self, address: int) -> None:
         """Take a block back."""
         self._free_of.pop(address).give(address, self.taken.pop(address), self._borders)
-
-    def _place(self, at: int | None, size: int) -> int:
-        if at is not None and self._is_vacant(at, size):
-            return at
-        if not self.segments:
-            return self._base
-        last = self.segments[-1]
-        return last.address + last.nbytes + self._gap
-
-    def _is_vacant(self, address: int, size: int) -> bool:
-        after = bisect.bisect_right(self.segments, (address,))
-        before = self.segments[after - 1] if after else None
-        if before is not None and before.address + before.nbytes > address:
-            return False
-        return after == len(self.segments) or address + size <= self.segments[after].address

@@ -13,17 +13,6 @@ Note [The instant of a pool]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A pool is described as it is at the end of the session, or where all of its graphs are deleted by
 then, as it was when the last capture into it had ended.
-
-Note [Playing the allocator]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-What one capture costs is not by how much its pool grew meanwhile: without it the next one may have
-grown the pool instead. So the requests of the pool are served again, without those of the capture:
-Note [How requests are served] in ``model/simulated_allocator.py``. A new segment lies where the
-allocator put it for the same request, as far as that is free, since addresses decide between free
-blocks of one size.
-
-Served again with all of its requests a pool must come out as it is, or nothing is said of it: with
-expandable segments, ``max_split_size``, or where several streams' frees were put off.
 """
 
 from __future__ import annotations
@@ -37,14 +26,10 @@ from typing import Any
 
 from memprof.profiler.model import Category, Fate, GraphCapture, GraphPool, Held, SharedBytes
 from memprof.profiler.model.address_ranges import Range, clipped, has, merged, shares, total
-from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 
 from .account import name_of_pool, rows_of
 from .history import AllocatorBlock, AllocatorHistory
 from .where import source_of, where
-
-_STEPS = 3_000_000
-"""Requests of one pool that are simulated, at most, to find what captures cost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +142,6 @@ class _Pool:
         pool.grew_outside = pool.reserved - sum(g.grew for g in pool.graphs)
         self._share(pool)
         self._outside(pool)
-        self._costs(pool)
         streams = {g.stream for g in pool.graphs if g.requests}
         if len(streams) > 1:
             pool.notes.append(
@@ -254,36 +238,6 @@ class _Pool:
         freed = block.freed_after
         return block.mark < self._instant and (freed is None or freed >= self._instant)
 
-    def _costs(self, pool: GraphPool) -> None:
-        """Say what the pool would be without each capture; see Note [Playing the allocator]."""
-        of = {
-            id(b): g.number
-            for g, blocks in self._blocks
-            for b in blocks
-            if id(b) not in self._workspaces  # The next capture would have asked for it.
-        }
-        starts = [begin for begin, _ in self._segments]
-        rounded = self._device.history.rounded
-        requests = []
-        for b in self._mine:
-            if self._instant is None or b.mark < self._instant:
-                segment = starts[bisect.bisect_right(starts, b.address) - 1]
-                requests.append(PoolRequest(b, rounded(b.requested), segment, of.get(id(b), 0)))
-        if reserved_without(requests) != pool.reserved:
-            if pool.graphs:
-                pool.notes.append(
-                    "what a capture costs is not known: the pool is not what follows from its "
-                    "requests, as where it was there before the session"
-                )
-            return
-        steps = 0
-        for c, (g, blocks) in zip(self._captures, self._blocks, strict=True):
-            # Without a capture that left the pool as it was, all others find what they found.
-            if not g.grew and all(self._fate(b, c.end) is Fate.SCRATCH for b in blocks):
-                g.cost = 0
-            elif (steps := steps + len(requests)) <= _STEPS:
-                g.cost = pool.reserved - reserved_without(requests, {g.number})
-
 
 _SETS = 100
 """Combinations of graphs that are told apart, for each pool."""
@@ -322,34 +276,3 @@ def capture_rows(
         )
 
     return rows_of(blocks, row_of)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRequest:
-    """A block that a pool was asked for: bytes to cut off for it, the address of the segment in
-    which it was, and the number of the capture that asked, 0 for none."""
-
-    block: AllocatorBlock
-    size: int
-    segment: int
-    capture: int
-
-
-def reserved_without(requests: Sequence[PoolRequest], left_out: Collection[int] = ()) -> int:
-    """Bytes that a pool has in the end, from all requests since it was empty but for those of the
-    captures with the numbers ``left_out``."""
-    allocator = SimulatedAllocator()
-    steps: list[tuple[int, PoolRequest | AllocatorBlock]] = []
-    for r in requests:
-        if r.capture not in left_out:
-            steps.append((r.block.event, r))
-            if r.block.ended is not None:
-                steps.append((r.block.ended, r.block))
-    addresses: dict[int, int] = {}
-    for _, step in sorted(steps, key=lambda step: step[0]):
-        if isinstance(step, PoolRequest):
-            stream, block = step.block.stream, id(step.block)
-            addresses[block], _ = allocator.allocate(step.size, stream=stream, at=step.segment)
-        else:
-            allocator.free(addresses.pop(id(step)))
-    return allocator.reserved

@@ -45,7 +45,7 @@ def pool() -> GraphPool:
         most_reserved=20 * MIB,
         at_end=20 * MIB,
         graphs=[
-            graph(1, 18 * MIB, leak, output, cost=2 * MIB),
+            graph(1, 18 * MIB, leak, output),
             graph(2, 0, leak, deleted=True),
             graph(3, 0, failed="RuntimeError: no", deleted=True),
         ],

@@ -239,8 +239,7 @@ def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
     alone = sum(s.nbytes for s in pool.shares if len(s.graphs) == 1)
     text = (
         f"{show(pool.shared)} are used by more than one graph, {show(alone)} by one alone, "
-        f"{show(pool.live_outside)} by what no capture asked for, {show(pool.unused)} by nobody; "
-        "a graph costs by how much smaller the pool were without it"
+        f"{show(pool.live_outside)} by what no capture asked for, {show(pool.unused)} by nobody"
     )
     notes.append(Note(text))
     return notes + [Note(note, Tone.WARN) for note in pool.notes]
@@ -249,7 +248,6 @@ def _about_pool(pool: model.GraphPool, show: Show) -> list[Note]:
 def _captures(pool: model.GraphPool) -> Table:
     columns = (
         col.Bytes("pool grew", help="By how much, during the capture", adds=True),
-        col.Bytes("costs", help="By how much smaller the pool were without this graph"),
         col.Bytes("at once", help="The most that it had asked for at one instant"),
         col.Bytes("alone", help="Bytes of the pool that no other graph uses", adds=True),
         col.Bytes("stays", help="Bytes that no later capture can have", adds=True),
@@ -257,10 +255,9 @@ def _captures(pool: model.GraphPool) -> Table:
         *col.below(col.Frame("at")),
     )
     rows: list[col.Row] = [
-        (g.grew, g.cost, g.peak, g.alone, g.stays, _state(g), g.frame or g.maker)
-        for g in pool.graphs
+        (g.grew, g.peak, g.alone, g.stays, _state(g), g.frame or g.maker) for g in pool.graphs
     ]
-    none = (None,) * 4
+    none = (None,) * 3
     foot = (
         (pool.grew_outside, *none, "outside of captures", None),
         (pool.reserved, *none, "total reserved", None),

@@ -99,7 +99,7 @@ def test_a_block_is_of_the_capture_in_which_it_was_asked_for() -> None:
     assert fates(first) == [(Fate.HELD, 20)]
     at_peak = {r.fate: r.nbytes // MIB for r in first.at_peak}
     assert at_peak == {Fate.HELD: 20, Fate.GIVEN_BACK: 12, Fate.SCRATCH: 8}
-    assert (second.grew, second.peak, second.alone, second.cost) == (0, 16 * MIB, 0, 0)
+    assert (second.grew, second.peak, second.alone) == (0, 16 * MIB, 0)
     assert {s.graphs: s.nbytes // MIB for s in pool.shares} == {(1,): 24, (1, 2): 16}
 
 
@@ -116,10 +116,10 @@ def test_a_segment_of_another_pool_before_is_not_of_this_one() -> None:
     h.free(0)
     h.end()
     pool = h.pool()
-    assert (pool.graphs[0].requests, pool.graphs[0].cost, pool.notes) == (1, 20 * MIB, [])
+    assert (pool.graphs[0].requests, pool.graphs[0].used, pool.notes) == (1, 20 * MIB, [])
 
 
-def test_a_pool_of_before_the_session_costs_what_nobody_knows() -> None:
+def test_what_a_pool_had_before_the_session_no_capture_grew() -> None:
     h = History()
     h.segment(20 * MIB, 0)
     h.begin()
@@ -129,8 +129,6 @@ def test_a_pool_of_before_the_session_costs_what_nobody_knows() -> None:
     pool = h.pool()
     (graph,) = pool.graphs
     assert (pool.reserved, pool.grew_outside, graph.grew) == (32 * MIB, 20 * MIB, 12 * MIB)
-    assert graph.cost is None
-    assert "is not known" in pool.notes[0]
 
 
 def test_a_workspace_is_the_first_of_its_size_on_each_kind_of_thread() -> None:
@@ -142,8 +140,6 @@ def test_a_workspace_is_the_first_of_its_size_on_each_kind_of_thread() -> None:
     h.end()
     (graph,) = h.pool(workspaces=[8 * MIB]).graphs
     assert fates(graph) == [(Fate.UNEXPLAINED, 8), (Fate.WORKSPACE, 8), (Fate.WORKSPACE, 8)]
-    # Whoever captured next would have made workspaces: the cost is that of the third block.
-    assert graph.cost == 20 * MIB
     # A tensor that Python holds is none.
     (graph,) = h.pool(held=[0], workspaces=[8 * MIB]).graphs
     assert sorted(fates(graph))[0] == (Fate.HELD, 8)

@@ -1,7 +1,4 @@
-"""Serving a pool's requests again: sizes of segments, and ranges.
-
-``test_random_captures_add_up_and_cost_what_they_cost`` holds the rest against torch's allocator.
-"""
+"""Ranges of addresses, and the allocator that is simulated in them."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import pytest
 
 from memprof.profiler.model.address_ranges import clipped, merged, shares, total
 from memprof.profiler.model.simulated_allocator import SimulatedAllocator
-from memprof.profiler.sources.allocator.captures import PoolRequest, reserved_without
-from memprof.profiler.sources.allocator.history import AllocatorBlock
 
 MIB = 1 << 20
 
@@ -27,18 +22,17 @@ MIB = 1 << 20
     ],
 )
 def test_a_segment_is_as_large_as_the_allocator_makes_it(size: int, segment: int) -> None:
-    block = AllocatorBlock(0, size, size, 1, 0, ())
-    assert reserved_without([PoolRequest(block, size, 0, 1)]) == segment
+    allocator = SimulatedAllocator()
+    allocator.allocate(size)
+    assert [s.nbytes for s in allocator.segments] == [segment]
 
 
 def test_neighbours_in_address_of_two_segments_stay_apart() -> None:
     allocator = SimulatedAllocator()
-    allocator.add_segment(0, 20 * MIB)
-    allocator.add_segment(20 * MIB, 20 * MIB)
     for address, _ in [allocator.allocate(20 * MIB) for _ in range(2)]:
         allocator.free(address)
     allocator.allocate(40 * MIB)
-    assert allocator.reserved == 80 * MIB
+    assert [s.nbytes for s in allocator.segments] == [20 * MIB, 20 * MIB, 40 * MIB]
 
 
 def test_ranges() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,22 +36,17 @@ _PERSISTENT = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
 CallRecord = tuple[int, int, int, int, int]
 """(graph id, program index, start ns, end ns, thread identifier)"""
 
-_FIELDS = 5
-
 DEFAULT_CAPACITY = 65_536
 
 
 class CallLog:
     """The last ``capacity`` calls. ``record`` is on the hot path: a ``deque.append``, atomic under
-    the GIL, about 0.1 µs. It is looked up at each call, so that ``resize`` may replace it.
-
-    A call that was just recorded takes 192 bytes, one that was packed 40.
+    the GIL, about 0.1 µs. It is looked up at each call, so that ``resize`` may replace it. A call
+    takes 192 bytes.
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._records: deque[CallRecord] = deque(maxlen=capacity)
-        self._packed = array("q")
-        self._lock = ForkSafeLock()
         self.record: Callable[[CallRecord], None] = self._records.append
 
     @property
@@ -64,41 +58,20 @@ class CallLog:
         """Keep the last ``capacity`` calls from here on."""
         self._records = deque(self._records, maxlen=capacity)
         self.record = self._records.append
-        self._trim()
 
     def clear(self) -> None:
         """Forget all records."""
-        self.resize(self.capacity)
         self._records.clear()
-        del self._packed[:]
-
-    def pack(self) -> None:
-        """Take less memory for all records but the last."""
-        with self._lock:
-            for _ in range(len(self._records) - 1):
-                self._packed.extend(self._records.popleft())
-            self._trim()
-
-    def _trim(self) -> None:
-        beyond = len(self._packed) - _FIELDS * (self.capacity - len(self._records))
-        del self._packed[: max(0, beyond)]
 
     def after(self, last: CallRecord | None = None) -> list[CallRecord]:
         """The records that came after ``last``, a record of this log; all that are left if
         that one has been pushed out, or is None."""
-        with self._lock:
-            # A copy first: the deque grows while we look. Copying is one step under the GIL.
-            records = list(self._records)
-            for i in range(len(records) - 1, -1, -1):
-                if records[i] == last:
-                    return records[i + 1 :]
-            packed, begin = self._packed, 0
-            if last is not None:
-                ends = range(len(packed), 0, -_FIELDS)
-                begin = next((i for i in ends if tuple(packed[i - _FIELDS : i]) == last), 0)
-            rows = iter(packed[begin:])
-            records = [*zip(rows, rows, rows, rows, rows, strict=True), *records]
-        return records[max(0, len(records) - self.capacity) :]
+        # A copy first: the deque grows while we look. Copying is one step under the GIL.
+        records = list(self._records)
+        for i in range(len(records) - 1, -1, -1):
+            if records[i] == last:
+                return records[i + 1 :]
+        return records
 
 
 def columns(

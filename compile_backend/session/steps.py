@@ -256,8 +256,6 @@ class StepRecorder:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         if calls := self._runtime.calls.after(self._last):
             self._last = calls[-1]
-            # It looks through all that is not packed.
-            self._runtime.calls.pack()
         self._calls += calls
         for by, time_ns, perf_ns, devices, graphs in notes:
             calls = []

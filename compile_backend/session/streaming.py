@@ -5,10 +5,9 @@ Note [When a stream is written]
 Compiled calls append to the call log, written or not: the calling threads know nothing of the
 file. A thread of ours looks every ``TICK_S``, and writes a chunk when ``FLUSH_CALLS`` calls have
 come together, or after ``FLUSH_S`` if anything has: so much a killed process loses. The call log
-keeps ``LOG_CALLS`` calls meanwhile (a program makes 50,000 in ``TICK_S`` at most, at 5 µs each);
-those that are pushed out before we saw them are counted as ``CallColumns.dropped``, and those that
-are written are packed: 10 MiB at most, where they took 50. The thread
-holds the GIL while it collects (some µs a call) and not while it compresses and writes.
+keeps ``LOG_CALLS`` calls meanwhile (a program makes 50,000 in ``TICK_S`` at most, at 5 µs each),
+in 19 MiB; those that are pushed out before we saw them are counted as ``CallColumns.dropped``. The
+thread holds the GIL while it collects (some µs a call) and not while it compresses and writes.
 
 Note [When a stream fails]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -50,7 +49,7 @@ log = logging.getLogger("memprof")
 TICK_S = 0.25
 FLUSH_S = 5.0
 FLUSH_CALLS = 16_384
-LOG_CALLS = 262_144
+LOG_CALLS = 98_304
 MAX_UNWRITTEN = 16 << 20
 LAST_TRIES = 3
 """To collect the last chunk, as others may still run."""
@@ -176,7 +175,6 @@ class Streamer:
             return True
         self._size += len(self._unwritten)
         self._unwritten, self.failed = b"", False
-        self._runtime.calls.pack()
         return True
 
     def _collect(self, join: Join, end: bool) -> bytes:

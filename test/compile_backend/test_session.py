@@ -19,7 +19,6 @@ import memprof
 from memprof.compile_backend.session.runtime import (
     RUNTIME,
     CallLog,
-    CallRecord,
     columns,
 )
 from memprof.profiler.file.profile_file import read_profile
@@ -270,39 +269,6 @@ def test_the_call_log_is_bounded_and_says_what_it_dropped() -> None:
     log.record((7, 0, 105, 106, 99))
     assert columns(log.after(), [7]).thread == [0, 0, 0, 1]
     assert len(columns(log.after(), [8])) == 0
-
-
-def test_a_packed_call_log_keeps_the_same_calls_in_a_fifth_of_the_memory() -> None:
-    def made(log: CallLog, first: int, count: int) -> list[CallRecord]:
-        records = [(7, i % 3, 10**15 + i, 10**15 + i + 5, 2**46 + i % 2) for i in range(count)]
-        for record in records[first:]:
-            log.record(record)
-        return records
-
-    plain, packed = CallLog(capacity=1000), CallLog(capacity=1000)
-    for log in (plain, packed):
-        made(log, 0, 700)
-    packed.pack()
-    assert packed.after() == plain.after() == made(CallLog(), 0, 700)
-    # What is older than the last call was packed too, and is found again.
-    for place in (0, 500, 698, 699):
-        last = packed.after()[place]
-        assert packed.after(last) == plain.after()[place + 1 :]
-    for count in (900, 1300, 4000):
-        for log in (plain, packed):
-            made(log, 650, count)
-        assert packed.after() == plain.after()
-        packed.pack()
-        assert packed.after() == plain.after()
-    assert len(packed.after()) == 1000
-    assert packed.after((0, 0, 0, 0, 0)) == plain.after()  # one that was pushed out
-    # A tuple, and an integer each of both times and the thread: 192 bytes.
-    assert sys.getsizeof(packed._packed) < 1.2 * 40 * 1000
-    for log in (plain, packed):
-        log.resize(100)
-    assert packed.after() == plain.after()
-    packed.clear()
-    assert packed.after() == []
 
 
 def test_the_call_log_is_short_again_after_the_last_session() -> None:

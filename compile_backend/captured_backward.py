@@ -92,7 +92,7 @@ def _captured(capture: compiled_autograd.CapturedBackward) -> None:
         LedgerKind.COMPILED,
         None,
         f"captured backward {capture.id}: {len(capture.calls)} autograd nodes, "
-        f"{len(capture.graph.graph.nodes)} FX nodes; cache miss: {capture.reason}",
+        f"{len(capture.graph.graph.nodes)} FX nodes",
     )
     for sentence in capture.disagreements:
         RUNTIME.ledger.add(LedgerKind.COMPILED, None, sentence)

@@ -94,8 +94,6 @@ class AutogradCompilerInstance:
         self._tracer = tracer = GraphTracer()
         self._aot = AotInliner(tracer)
         self._capturing.callback(tracer.stop)
-        self._shapes = [tuple(t.shape) for t in inputs]
-        self._sizes = list(sizes)
         self._calls: list[str] = []
         self._names: dict[int, str] = {}
         tracer.lift_tensors(inputs, origins[0])
@@ -134,8 +132,6 @@ class AutogradCompilerInstance:
                 id=self.id,
                 graph=module,
                 calls=tuple(self._calls),
-                shapes=tuple(self._shapes),
-                sizes=tuple(self._sizes),
                 used_sizes=used_sizes,
                 inputs_to_cuda=to_cuda,
                 disagreements=self._aot.disagreements,

@@ -228,7 +228,6 @@ def reset() -> None:
         SWITCH.off()
         forget_captured_graphs()
     _torch_compat.reset_capture_ids()
-    AutogradCompilerInstance.log.clear()
     _last.clear()
 
 

@@ -62,7 +62,6 @@ def test_gradients_ledger_and_provenance() -> None:
         LedgerKind.COMPILED: 1,
         LedgerKind.CACHE_HIT: 2,
     }
-    assert "cache miss: the first capture" in kinds[LedgerKind.COMPILED].reason
     # The captured backward is a graph of the profile, with the forward's lines and modules.
     (backward,) = (g for g in profile.graphs if (g.compile_id or "").startswith("!"))
     assert backward.kind is GraphKind.BACKWARD

@@ -41,7 +41,6 @@ def test_a_plain_backward() -> None:
     wanted = torch.autograd.grad(model(X).sum(), list(model.parameters()))
     (found,) = ca.capture(lambda: model(X).sum().backward())
     assert same(gradients(list(model.parameters())), wanted)
-    assert found.reason == "the first capture"
     origins = found.origins
     assert origins["sum_backward0"] == NodeOrigin("SumBackward0", 1)
     assert {o.autograd_node for o in origins.values()} >= {"AddmmBackward0", "ReluBackward0"}
@@ -82,9 +81,7 @@ def test_several_backwards() -> None:
         model(X).square().sum().backward()
 
     first, second = ca.capture(step)
-    assert second.reason == (
-        "other autograd nodes: at call 2 PowBackward0 instead of AddmmBackward0 in capture 0"
-    )
+    assert (first.id, second.id) == (0, 1)
     assert len(second.calls) > len(first.calls)
 
 

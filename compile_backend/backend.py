@@ -111,7 +111,7 @@ def _compile(
         graphs=graphs,
         captured_nodes=captured.nodes if captured is not None else None,
         captured_outputs=captured_outputs,
-        inductor=inductor | own.for_trees(),
+        inductor=inductor,
         not_graphed=not_graphed,
         lines=lines,
     )

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from memprof.cudagraph_trees.settings import TreeSettings, parse_bytes
-
 from ._torch_compat import inductor_option_names, inductor_option_type, mode_options
 
 
@@ -37,8 +35,6 @@ class Options:
         outputs: what becomes of outputs of graph trees that are still held when the next
             step begins: ``"error"`` makes their use raise an error that says whose they
             were, ``"clone"`` gives them memory of their own.
-        pool_initial: bytes that the pool starts with in one segment, against fragmentation, or text
-            like ``"1GiB"``.
         compiled_autograd: capture whole backwards as one graph each and compile them with
             these options too, in the whole process (``compile_backend/captured_backward.py``).
         annotate_kernels: have each kernel of a CUDA graph carry the module and line that it comes
@@ -51,7 +47,6 @@ class Options:
     max_programs: int = 64
     graphs: bool | None = None
     outputs: str = "error"
-    pool_initial: int | str = 0
     compiled_autograd: bool = False
     annotate_kernels: bool = False
     straight_calls: bool = True
@@ -62,15 +57,10 @@ class Options:
         for name in ("observe_runs", "max_programs"):
             if getattr(self, name) < 0:
                 raise OptionError(f"option {name!r} is {getattr(self, name)}; it must be 0 or more")
-        try:
-            TreeSettings(self.outputs, parse_bytes(self.pool_initial))
-        except ValueError as error:
-            raise OptionError(f"options of graph trees: {error}") from None
-
-    def for_trees(self) -> dict[str, float]:
-        """Options of the graph trees under Inductor's names, which not every torch has."""
-        gib = parse_bytes(self.pool_initial) / (1 << 30)
-        return {"triton.cudagraph_initial_mempool_allocation_gb": gib} if gib else {}
+        if self.outputs not in ("error", "clone"):
+            raise OptionError(
+                f"option 'outputs' is {self.outputs!r}; it must be 'error' or 'clone'"
+            )
 
     def non_default(self) -> dict[str, str]:
         """Options that differ from their defaults, as text."""

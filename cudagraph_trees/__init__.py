@@ -18,12 +18,9 @@ if TYPE_CHECKING:
     )
     from .call.entry import cudagraphify, cudagraphify_impl, tell_what_is_given
     from .call.inductor import InductorTrees, use_in_inductor
-    from .settings import TreeSettings, configure
 
 __all__ = [
     "InductorTrees",
-    "TreeSettings",
-    "configure",
     "cudagraphify",
     "cudagraphify_impl",
     "get_container",
@@ -37,7 +34,7 @@ __all__ = [
 
 # In this order: most importers of this package want one name, and some of them (reports) must not
 # import torch, which the first needs not.
-_HOMES = ("settings", "call.container", "call.entry", "call.inductor")
+_HOMES = ("call.container", "call.entry", "call.inductor")
 
 
 def __getattr__(name: str) -> Any:

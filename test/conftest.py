@@ -143,9 +143,6 @@ def _clean_slate() -> None:
         # the first reset in a process would change what it walks.
         importlib.import_module("torch._inductor.cudagraph_trees")
         sys.modules["torch._dynamo"].reset()
-    if "memprof.cudagraph_trees.settings" in sys.modules:
-        trees = sys.modules["memprof.cudagraph_trees.settings"]
-        trees.restore_settings(trees.TreeSettings())
 
 
 @pytest.fixture

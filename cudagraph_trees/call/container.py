@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,7 +25,6 @@ from ..device.cuda import CudaDevice
 from ..device.protocol import Input, Output
 from ..explain import history
 from ..replay.spec import FunctionSpec, GraphSpec
-from ..settings import current_settings
 from .manager import CUDAGraphTreeManager
 
 _KEY = "memprof_tree_family"
@@ -43,15 +41,11 @@ class TreeManagerContainer:
         self.live_cudagraphify_fns = 0
 
     def get_tree_manager(self, pool_initial: int = 0) -> CUDAGraphTreeManager:
-        """The manager, made if there is none: with ``pool_initial`` bytes, or what the settings
-        say."""
+        """The manager, made if there is none, with ``pool_initial`` bytes to begin with."""
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
-                settings = current_settings()
-                initial = max(settings.pool_initial, pool_initial)
-                settings = replace(settings, pool_initial=initial)
-                self.tree_manager = CUDAGraphTreeManager(CudaDevice(self.device), settings)
+                self.tree_manager = CUDAGraphTreeManager(CudaDevice(self.device), pool_initial)
                 history.remember(self.tree_manager)
             return self.tree_manager
 

@@ -25,7 +25,6 @@ from ..record.recorder import GraphRecorder
 from ..replay.node import CUDAGraphNode, Node, path_to
 from ..replay.path import ExecutionState
 from ..replay.spec import CompilationMode, FunctionSpec, GraphSpec
-from ..settings import TreeSettings
 from ..steps.step_end import ParameterRefs, StepEnd, continues_step, end_quickly, is_stuck
 
 _EXECUTION = ExecutionState.EXECUTION
@@ -44,10 +43,9 @@ class CUDAGraphTreeManager:
             Note [Graphs in parts].
     """
 
-    def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
+    def __init__(self, device: CudaDevice, pool_initial: int) -> None:
         self.device = device
-        self.settings = settings
-        self.owner = owner = PoolOwner(device, self.settings)
+        self.owner = owner = PoolOwner(device, pool_initial)
         self.functions = owner.functions
         self.path = owner.path
         self.tree = owner.tree
@@ -75,9 +73,8 @@ class CUDAGraphTreeManager:
         alignment_checked: Sequence[int],
     ) -> FunctionSpec:
         """The function of a graph for ``inputs``, those of its first call."""
-        clone = self.settings.outputs == "clone"
         number = next(self._function_numbers)
-        function = spec.function(number, inputs, static, alignment_checked, clone_outputs=clone)
+        function = spec.function(number, inputs, static, alignment_checked)
         if (line := line_of_caller()) is not None:
             function.called_at = line.location
         if compat.checkpoint_runs():

@@ -45,7 +45,6 @@ from ..explain.ledger import TreeLedger
 from ..replay.node import CUDAGraphNode, Node, RecordingTree, path_to
 from ..replay.path import ExecutionState, TreePath
 from ..replay.spec import FunctionSpec
-from ..settings import TreeSettings
 from .pool_check import memory_kept
 
 
@@ -55,20 +54,21 @@ class PoolOwner:
     Attributes:
         functions: those that were wrapped and can still be called.
         pool: the one that is used now.
+        pool_initial: bytes that a pool starts with, in one segment.
         stopped: why nothing is recorded any more, "" if it is.
         restored: how often the allocator's books were restored.
         warmed_up: something was warmed up in the pool.
     """
 
-    def __init__(self, device: CudaDevice, settings: TreeSettings) -> None:
+    def __init__(self, device: CudaDevice, pool_initial: int) -> None:
         self.device = device
-        self.settings = settings
+        self.pool_initial = pool_initial
         self.functions: set[FunctionSpec] = set()
         self.path = TreePath()
         self.tree = RecordingTree()
         self.ledger = TreeLedger(str(device.device), self.path)
         with capturing():
-            self.pool = device.create_pool(settings.pool_initial)
+            self.pool = device.create_pool(pool_initial)
         self.stopped = ""
         self._needed = 0
         self.restored = 0
@@ -158,12 +158,12 @@ class PoolOwner:
         self.warmed_up = False
         for function in self.functions:
             function.state.places.clear()
-        if self.pool.damaged or self.pool.reserved_bytes() > self.settings.pool_initial:
+        if self.pool.damaged or self.pool.reserved_bytes() > self.pool_initial:
             self.pool.damaged = True  # until there is another one
             self.pool.release()
             self.device.empty_cache()
             try:
-                self.pool = self.device.create_pool(self.settings.pool_initial)
+                self.pool = self.device.create_pool(self.pool_initial)
             except Exception as e:
                 # Not the exception: a log record lives on, and with it the frames of the failure.
                 why = f"{type(e).__name__}: {e}"

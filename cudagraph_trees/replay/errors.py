@@ -72,10 +72,7 @@ _GRADIENT_WAYS_OUT = (
     "Ways out: set .grad to None before each backward; or, to accumulate gradients, allocate "
     ".grad before the first compiled backward (zeros will do)."
 )
-_OPTION = (
-    'or have it done for you: outputs="clone" (memprof.cudagraph_trees.configure, or '
-    'options={"outputs": "clone"} of the backend); '
-)
+_OPTION = 'or have it done for you: outputs="clone" (options={"outputs": "clone"} of the backend); '
 _NO_CLONE = (
     'outputs="clone" could not copy it: what is held is a view of the output, perhaps one that '
     "Inductor made, and torch before 2.12 cannot give views other memory. "

@@ -151,14 +151,12 @@ class GraphSpec:
         inputs: Sequence[Input],
         static: Sequence[int],
         alignment_checked: Sequence[int] = (),
-        *,
-        clone_outputs: bool = False,
     ) -> FunctionSpec:
         """Specialize to the integers among ``inputs``, which are those of the first call."""
         mine = {f.name: getattr(self, f.name) for f in _GIVEN}
         inference = self.mode is CompilationMode.INFERENCE
         makes_state = inference and self.description.updates_leaves
-        mine["clone_outputs"] |= clone_outputs or makes_state
+        mine["clone_outputs"] |= makes_state
         loose = [i for i, x in enumerate(inputs) if i not in static and isinstance(x, torch.Tensor)]
         infos = map(self.description.input_info, loose)
         takes_activations = any(info is not None and info.requires_grad for info in infos)

@@ -21,12 +21,6 @@ def test_own_options_and_inductors_are_told_apart() -> None:
     assert inductor == {"max_autotune": True}
 
 
-def test_pool_sizes_are_read_as_people_write_them() -> None:
-    own, _ = split_options({"pool_initial": "8GiB"}, None)
-    assert own.for_trees() == {"triton.cudagraph_initial_mempool_allocation_gb": 8.0}
-    assert Options().for_trees() == {}
-
-
 def test_mode_comes_first_and_options_override_it() -> None:
     _, inductor = split_options(None, "max-autotune-no-cudagraphs")
     assert inductor["max_autotune"] is True
@@ -77,8 +71,7 @@ def test_who_asks_for_no_cuda_graphs_gets_none(
         ({"observe_runs": True}, "option 'observe_runs' must be int, but is True (bool)"),
         ({"observe_runs": -1}, "option 'observe_runs' is -1; it must be 0 or more"),
         ({"graphs": "yes"}, "option 'graphs' must be bool or NoneType, but is 'yes' (str)"),
-        ({"outputs": "copy"}, "outputs is 'copy'; it must be 'error' or 'clone'"),
-        ({"pool_initial": "8 gallons"}, "'8 gallons' is no number of bytes"),
+        ({"outputs": "copy"}, "option 'outputs' is 'copy'; it must be 'error' or 'clone'"),
         ({"rocm.arch": "gfx90a"}, "option 'rocm.arch' must be list, but is 'gfx90a' (str)"),
         ({"max_autotune": "yes"}, "option 'max_autotune' must be bool, but is 'yes' (str)"),
     ],

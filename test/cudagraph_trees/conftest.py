@@ -39,16 +39,13 @@ if torch.cuda.is_available():
     @pytest.fixture(autouse=True)
     def _no_leaks() -> Iterator[None]:
         from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
-        from memprof.cudagraph_trees.settings import current_settings, restore_settings
 
         from .support import live_blocks, pool_segments
 
-        settings = current_settings()
         reset_cudagraph_trees()
         yield
         torch._dynamo.reset()
         reset_cudagraph_trees()
-        restore_settings(settings)
         gc.collect()
         torch.cuda.empty_cache()
         assert all_managers() == []

@@ -38,7 +38,6 @@ from memprof.cudagraph_trees import _torch_compat as compat
 from memprof.cudagraph_trees.call.container import get_manager, reset_cudagraph_trees
 from memprof.cudagraph_trees.call.entry import cudagraphify_impl
 from memprof.cudagraph_trees.replay.path import ExecutionState
-from memprof.cudagraph_trees.settings import configure
 
 from .program_checks import Leftovers, check_books, check_liveness, check_values
 from .program_functions import (
@@ -91,7 +90,7 @@ class Machine:
     """A program under way: the trees, and what must be true.
 
     Args:
-        outputs: the setting of that name.
+        outputs: the option of that name.
         marks: steps are marked; otherwise each is an invocation of a compiled function.
         values: the device computes.
         graphs: False to run every function as it is.
@@ -112,7 +111,6 @@ class Machine:
         graphs: bool = True,
         without: Sequence[str] = (),
     ) -> None:
-        configure(outputs=outputs)
         reset_cudagraph_trees()
         self.device = torch.device("cuda", 0)
         self.leftovers = Leftovers()
@@ -121,7 +119,8 @@ class Machine:
         self.graphs = graphs
         self.without = without
         self.moves_out = compat.can_swap_storage()
-        self.keeps_all = outputs == "clone" and self.moves_out
+        self.clones_all = outputs == "clone"
+        self.keeps_all = self.clones_all and self.moves_out
         self.held: list[Held] = []
         self.step = 0
         self.calls = 0
@@ -221,7 +220,7 @@ class Machine:
                     is_backward=is_backward,
                     is_inference=not is_backward and not is_forward,
                     mutated_input_idxs=writes,
-                    clone_outputs=clones,
+                    clone_outputs=clones or self.clones_all,
                 )
             self.functions[key] = found
         return found

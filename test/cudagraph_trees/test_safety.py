@@ -13,7 +13,6 @@ import torch
 from memprof.cudagraph_trees.replay import liveness
 from memprof.cudagraph_trees.replay.liveness import StorageWeakRefWrapper
 from memprof.cudagraph_trees.replay.path import ExecutionState
-from memprof.cudagraph_trees.settings import configure
 from memprof.cudagraph_trees.steps import step_end
 from memprof.profiler.model import LedgerKind, TreeCause
 from memprof.profiler.sources.allocator._torch_compat import pool_segments as memory_snapshot
@@ -75,8 +74,8 @@ def test_an_output_of_a_former_step_raises(before: int, view: bool) -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 2, 3])
 def test_outputs_clone_keeps_every_value(before: int) -> None:
-    configure(outputs="clone")
-    f = graphed(lambda x: (x + 1, x * 2), [torch.ones(4, device="cuda")])
+    ones = torch.ones(4, device="cuda")
+    f = graphed(lambda x: (x + 1, x * 2), [ones], clone_outputs=True)
     for _ in in_steps(range(before)):
         f([torch.ones(4, device="cuda")])
     kept = []
@@ -97,8 +96,8 @@ def test_an_output_that_the_collector_takes_while_its_step_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # GIVEN outputs that only a reference cycle holds
-    configure(outputs="clone")
-    f = graphed(lambda x: (x + 1, x * 2), [torch.ones(4, device="cuda")])
+    ones = torch.ones(4, device="cuda")
+    f = graphed(lambda x: (x + 1, x * 2), [ones], clone_outputs=True)
     cycle: list[object] = [f([torch.ones(4, device="cuda")])]
     cycle.append(cycle)
     del cycle
@@ -587,7 +586,7 @@ def test_what_a_warm_up_took_is_given_back_where_nothing_is_recorded() -> None:
     assert entries(LedgerKind.WARM_UP)
     assert entries(LedgerKind.SKIP)
     # THEN the pool has nothing of what the general pool needs instead
-    assert manager().pool.reserved_bytes() == manager().settings.pool_initial
+    assert manager().pool.reserved_bytes() == 0
 
 
 def test_a_value_elsewhere_in_the_warm_up_alone_does_not_hinder() -> None:

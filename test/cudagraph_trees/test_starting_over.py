@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from memprof.cudagraph_trees import configure
 from memprof.cudagraph_trees.device.cuda import CudaPool, GeneratorStates
 from memprof.cudagraph_trees.record import pool_owner
 from memprof.cudagraph_trees.record.recovery import InputBackup
 from memprof.cudagraph_trees.replay.path import ExecutionState
+from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
 
 from .support import graphed, in_steps, manager, same
@@ -46,8 +46,8 @@ def test_there_is_no_memory_for_another_pool(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN no memory for another pool so many times
-    configure(pool_initial=4 * MIB)
-    f = graphed(lambda x: [x * 2], [ones()])
+    options = TreeOptions({"cudagraph_initial_mempool_allocation_gb": 4 / 1024})
+    f = graphed(lambda x: [x * 2], [ones()], torch_options=options)
     g = graphed(Cached(), [ones()])
     f([ones()])
     asked: list[int] = []

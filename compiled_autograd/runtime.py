@@ -29,8 +29,6 @@ from typing import Any
 
 import torch
 
-from memprof.profiler.support.process_hooks import on_fork
-
 from . import _torch_compat
 from .capture import CapturedBackward, CaptureLog
 from .switch import OFF, SWITCH, THREAD, end_turn
@@ -131,16 +129,5 @@ def final_callbacks() -> Iterator[None]:
             _torch_compat.seen_by_dynamo(callback)()
     finally:
         THREAD.runs = THREAD.is_captured = False
-        _put_back()
-
-
-def _put_back() -> None:
-    _VARIABLE._execution_engine = _ENGINE.engine
-    _ENGINE.callbacks = []
-
-
-@on_fork
-def _after_fork() -> None:
-    """In a child: the thread whose captured graph ran may not exist there."""
-    if not THREAD.runs:
-        _put_back()
+        _VARIABLE._execution_engine = _ENGINE.engine
+        _ENGINE.callbacks = []

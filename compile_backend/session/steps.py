@@ -7,10 +7,9 @@ Note [What ends a step]
 list counts from its first time on, and what comes after it no more. A compiled optimizer tells
 nobody: mark its steps.
 
-An optimizer ends a step if it has stepped at the last end or since, or none that has still lives:
-two that take turns end one step a round, and a new one that takes the place of the old ends its
-own. While the old one lives, the very first step of the new one may be either. It is noted, and
-counts if the next to step is the new one again, or nobody.
+An optimizer ends a step if it has stepped at the last end or since, or if the one that ended the
+last is gone: two that take turns end one step a round, and a new one that takes the place of the
+old ends its own, while the old one lives from its second step on.
 
 Note [Who pays for a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -19,8 +18,8 @@ The thread that ends a step notes the time and the counters of allocators and gr
 calls of the step in the call log, and what was live in them, which it works out once for each
 sequence of calls. It also writes the file and tells who listens. What fails is logged once, and
 nothing of it reaches the program; a file that cannot be written ends there, and so does who listens
-and raises. The end of a session waits ``JOIN_S`` for that thread: if who listens takes longer, the
-file gets the rest all the same, and the log says how many steps nobody was told of.
+and raises. The end of a session waits ``JOIN_S`` for that thread: if who listens takes longer, he
+is told of no more steps, the file gets the rest when he returns, and the log says so.
 """
 
 from __future__ import annotations
@@ -97,14 +96,9 @@ class StepRecorder:
         self._counters: Callable[[int], Counters] = counters_of
         self._ends: StepEnd = "session"
         self._marks = itertools.count()
-        # Number of the round in which each optimizer last stepped; one ends a round by its step and
-        # is the first of the next.
-        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._round = 0
-        # What stepped last, if that was its first step ever and ended none.
-        self._first: tuple[weakref.ref[torch.optim.Optimizer], _Note] | None = None
+        # Those that have stepped at the last end or since, and the one that ended it.
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._ender: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._logged: set[str] = set()
         # What the last record that was made ended with.
         self._steps = 0
@@ -115,8 +109,6 @@ class StepRecorder:
         self._calls: deque[CallRecord] = deque(maxlen=LOG_CALLS)
         self._peaks: dict[bytes, dict[str, dict[str, int]]] = {}
         self._untold: deque[StepRecord] = deque()
-        # Held to record and write, and not to tell.
-        self._lock = threading.Lock()
         self._undo = contextlib.ExitStack()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memprof steps", daemon=True)
@@ -139,28 +131,16 @@ class StepRecorder:
             return
         if self._ends in _ORDER[:2]:
             self._note("session")
-        elif self._ends == "optimizer" and self._first is not None:
-            self._notes.append(self._first[1])
         self._stop.set()
         if threading.current_thread() is self._thread:  # ``on_step`` ends the session.
             self._write()
-            self._close()
+            self._let_go()
             return
         self._thread.join(JOIN_S)
         if self._thread.is_alive():
-            self._leave_behind()
-
-    def _leave_behind(self) -> None:
-        """End without our thread, which waits for ``on_step`` or a disk."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
-            self._write()
-            self._close()
-            what = f"on_step takes longer, and is not told of {len(self._untold)} more steps"
-        else:
-            what = "the last steps are being written, and may not be in the record"
-        self._on_step = None
-        log.error("memprof waited %g s for the record of steps: %s.", JOIN_S, what)
+            self._on_step = None
+            what = "on_step, or the disk, takes longer, and the last steps may be missing"
+            log.error("memprof waited %g s for the record of steps: %s.", JOIN_S, what)
 
     def forked(self) -> None:
         """In a child: the file, and its lock, are the parent's alone."""
@@ -182,16 +162,11 @@ class StepRecorder:
             self._try("tell whose step ends", lambda: self._take_turn(optimizer))
 
     def _take_turn(self, optimizer: torch.optim.Optimizer) -> None:
-        first, self._first = self._first, None
-        last = self._stepped.get(optimizer)
-        if last == self._round or self._round not in self._stepped.values():
-            if first is not None and first[0]() is optimizer:
-                self._notes.append(first[1])
-            self._round += 1
+        if optimizer in self._stepped or self._ender() is None:
+            self._stepped.clear()
+            self._ender = weakref.ref(optimizer)
             self._end("optimizer")
-        elif last is None:
-            self._first = weakref.ref(optimizer), self._note_now("optimizer")
-        self._stepped[optimizer] = self._round
+        self._stepped.add(optimizer)
 
     def _marked(self) -> None:
         if next(self._marks):
@@ -220,7 +195,7 @@ class StepRecorder:
                 self._work()
             self._work()
         finally:
-            self._close()
+            self._let_go()
 
     def _work(self) -> None:
         self._try("find the devices in use", self._find_devices)
@@ -237,20 +212,15 @@ class StepRecorder:
 
     def _write(self) -> None:
         """Record the steps that have ended, and write them."""
-        with self._lock:
-            steps: list[StepRecord] = []
-            self._try("record a step", lambda: steps.extend(self._records()))
-            lines = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
-            if (file := self._file) is not None and not self._try(
-                f"write {self.path}", lambda: write_all(file.fileno(), lines)
-            ):
-                self._let_go()
-            if self._on_step is not None:
-                self._untold += steps
-
-    def _close(self) -> None:
-        with self._lock:
+        steps: list[StepRecord] = []
+        self._try("record a step", lambda: steps.extend(self._records()))
+        lines = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
+        if (file := self._file) is not None and not self._try(
+            f"write {self.path}", lambda: write_all(file.fileno(), lines)
+        ):
             self._let_go()
+        if self._on_step is not None:
+            self._untold += steps
 
     def _records(self) -> Iterator[StepRecord]:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]

@@ -144,7 +144,8 @@ def test_a_new_optimizer_goes_on_where_the_last_one_stopped(kept: bool) -> None:
             old.extend([one] if kept else [])
             del one
 
-    assert ends(act) == ["optimizer"] * 36
+    # The first step of a new one may be a turn of the old one's, where that lives.
+    assert ends(act) == ["optimizer"] * (34 if kept else 36)
 
 
 def test_an_optimizer_that_steps_now_and_then_ends_no_step_of_its_own() -> None:
@@ -288,14 +289,15 @@ def test_a_listener_that_blocks_holds_no_program(
         session.step()
         session.step()
     ours = [t for t in threading.enumerate() if t.name == "memprof steps"]
-    assert [step.step for step in read_steps(path)] == [1, 2, 3]
     assert [r.message for r in caplog.records if "waited" in r.message] == [
-        "memprof waited 0.1 s for the record of steps: on_step takes longer, and is not told of 2 "
-        "more steps."
+        "memprof waited 0.1 s for the record of steps: on_step, or the disk, takes longer, and the "
+        "last steps may be missing."
     ]
     free.set()
     for thread in ours:
         thread.join(60)
+    # When it is through, the file gets the rest, of which it is not told.
+    assert [step.step for step in read_steps(path)] == [1, 2, 3]
     assert told == [1]
     assert is_locked(os.fspath(path)) is False
 

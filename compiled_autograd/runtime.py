@@ -122,12 +122,12 @@ def final_callbacks() -> Iterator[None]:
     """Inside, a captured graph runs, the only one; at the end, the callbacks that it queued."""
     _ENGINE.backward = _torch_compat.backward_id()
     _VARIABLE._execution_engine = _ENGINE
-    THREAD.runs = THREAD.is_captured = True
+    THREAD.is_captured = True
     try:
         yield
         for callback in _ENGINE.callbacks:  # which may grow meanwhile
             _torch_compat.seen_by_dynamo(callback)()
     finally:
-        THREAD.runs = THREAD.is_captured = False
+        THREAD.is_captured = False
         _VARIABLE._execution_engine = _ENGINE.engine
         _ENGINE.callbacks = []

@@ -177,8 +177,6 @@ class _Thread(threading.local):
         """Outputs and inputs with which the backward was begun."""
         self.is_captured = False
         """Whether the captured graph of this backward runs."""
-        self.runs = False
-        """Whether the captured graph of this backward or an outer one runs."""
 
     @contextlib.contextmanager
     def another_backward(self, outputs: Any, inputs: Any) -> Iterator[None]:

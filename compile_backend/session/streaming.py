@@ -15,9 +15,10 @@ Note [When a stream fails]
 nothing is lost: the encoder is as it was, and the next look says what this one would have said.
 
 *Writing* can fail (a full disk, a file that somebody deleted). The file is cut back to what was
-whole; the chunk is kept and written at the next look, before anything newer. While something waits,
-``failed`` is true and the session's profile comes from memory. More than ``MAX_UNWRITTEN`` bytes
-are not kept: then the stream ends there.
+whole, and the stream ends there.
+
+Then ``failed`` is true, and the session's profile comes from memory, with the last ``LOG_CALLS``
+calls.
 
 Both are logged once, and leave the rest of the session in memory if they last to its end.
 """
@@ -50,7 +51,6 @@ TICK_S = 0.25
 FLUSH_S = 5.0
 FLUSH_CALLS = 16_384
 LOG_CALLS = 98_304
-MAX_UNWRITTEN = 16 << 20
 LAST_TRIES = 3
 """To collect the last chunk, as others may still run."""
 
@@ -95,7 +95,6 @@ class Streamer:
         self._encoder = ProfileEncoder()
         self._fd = -1
         self._size = 0
-        self._unwritten = b""
         self._given_up = False
         self._logged: set[str] = set()
         self._pid = os.getpid()
@@ -155,7 +154,7 @@ class Streamer:
         if self._given_up or self._fd < 0:
             return True
         try:
-            self._unwritten += self._collect(join, end)
+            new = self._collect(join, end)
         except Exception as e:  # Whatever it is, the training goes on.
             self.failed = True
             self._log_once(e, "cannot collect what is new", "It is tried again")
@@ -164,17 +163,16 @@ class Streamer:
             if not os.fstat(self._fd).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "it was deleted, or replaced")
             os.lseek(self._fd, self._size, os.SEEK_SET)
-            write_all(self._fd, self._unwritten)
+            write_all(self._fd, new)
         except Exception as e:
-            self.failed = True
-            self._given_up = len(self._unwritten) > MAX_UNWRITTEN
+            self.failed = self._given_up = True
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
             remedy = "What is new stays in memory: session.save(PATH)"
             self._log_once(e, "cannot write the profile on", remedy)
             return True
-        self._size += len(self._unwritten)
-        self._unwritten, self.failed = b"", False
+        self._size += len(new)
+        self.failed = False
         return True
 
     def _collect(self, join: Join, end: bool) -> bytes:

@@ -29,6 +29,8 @@ from typing import Any
 
 import torch
 
+from memprof.profiler.support.process_hooks import on_fork
+
 from . import _torch_compat
 from .capture import CapturedBackward, CaptureLog
 from .switch import OFF, SWITCH, THREAD, end_turn
@@ -122,12 +124,23 @@ def final_callbacks() -> Iterator[None]:
     """Inside, a captured graph runs, the only one; at the end, the callbacks that it queued."""
     _ENGINE.backward = _torch_compat.backward_id()
     _VARIABLE._execution_engine = _ENGINE
-    THREAD.is_captured = True
+    THREAD.runs = THREAD.is_captured = True
     try:
         yield
         for callback in _ENGINE.callbacks:  # which may grow meanwhile
             _torch_compat.seen_by_dynamo(callback)()
     finally:
-        THREAD.is_captured = False
-        _VARIABLE._execution_engine = _ENGINE.engine
-        _ENGINE.callbacks = []
+        THREAD.runs = THREAD.is_captured = False
+        _put_back()
+
+
+def _put_back() -> None:
+    _VARIABLE._execution_engine = _ENGINE.engine
+    _ENGINE.callbacks = []
+
+
+@on_fork
+def _after_fork() -> None:
+    """In a child: the thread whose captured graph ran may not exist there."""
+    if not THREAD.runs:
+        _put_back()

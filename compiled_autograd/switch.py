@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memprof.profiler.support.process_hooks import ForkSafeLock
+from memprof.profiler.support.process_hooks import ForkSafeLock, on_fork
 
 from . import _torch_compat
 from .errors import CaptureError
@@ -60,6 +60,7 @@ class Claim:
     captures: bool  # it switches on
     on_top: bool  # it stays above whatever is opened after it
     runs: bool  # a captured graph runs
+    thread: int  # that opened it
     on_unsupported: OnUnsupported | None
     """Called with the error of a backward that cannot be captured, which then runs in the normal
     engine; None where the error is the user's."""
@@ -72,6 +73,16 @@ class Switch:
     def __init__(self) -> None:
         self.lock = ForkSafeLock()
         self._claims: list[Claim] = []
+        on_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        # Only the thread that has forked is in the child: nobody would leave a context of another
+        # one. What switches on stays: ``turn_on`` has no end.
+        for claim in [c for c in self._claims if not c.captures]:
+            if claim.thread != threading.get_ident():
+                self.close(claim)
+        state = _torch_compat.state
+        state.in_compiled_autograd_region = any(c.runs for c in self._claims)
 
     def open(
         self,
@@ -100,6 +111,7 @@ class Switch:
                 wanted.factory is not None,
                 on_top,
                 runs,
+                threading.get_ident(),
                 on_unsupported,
             )
             self._claims.insert(at, claim)
@@ -177,6 +189,8 @@ class _Thread(threading.local):
         """Outputs and inputs with which the backward was begun."""
         self.is_captured = False
         """Whether the captured graph of this backward runs."""
+        self.runs = False
+        """Whether the captured graph of this backward or an outer one runs."""
 
     @contextlib.contextmanager
     def another_backward(self, outputs: Any, inputs: Any) -> Iterator[None]:
@@ -241,3 +255,11 @@ def _forget_now() -> None:
     if _forget:
         _torch_compat.clear_cache()
         _forget = False
+
+
+@on_fork
+def _after_fork() -> None:
+    """In a child: the thread whose turn it was may not exist there."""
+    global _lock
+    if not _is_mine():
+        _lock = threading.RLock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -227,6 +228,69 @@ def test_another_compiler_while_a_graph_is_captured() -> None:
         (w * 2).sum().backward()
         assert torch.equal(w.grad, torch.full((3,), 2.0))
         other.leave()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch calls CUDA, which bears no fork")
+@pytest.mark.parametrize("who", ["another thread", "its hook"])
+def test_a_child_that_is_forked_while_a_captured_graph_runs(who: str) -> None:
+    """GIVEN a thread whose captured graph runs, and one in disable() WHEN the process forks
+    THEN in the child neither goes on, and the engine is torch's own. A hook that forks is itself
+    in the child, and so is what it runs in."""
+    engine = torch.autograd.Variable._execution_engine
+    running, done = threading.Event(), threading.Event()
+    statuses: list[int] = []
+
+    def in_child() -> bool:
+        inner = torch.ones(3, requires_grad=True)
+        with torch.enable_grad():
+            (inner * 3).sum().backward()
+        runs = who == "its hook"
+        return (
+            torch.equal(inner.grad, torch.full((3,), 3.0))
+            and torchs.in_compiled_autograd_region == runs == ca.engine.SWITCH.running
+            and (torch.autograd.Variable._execution_engine is not engine) == runs
+            and torchs.compiled_autograd_enabled != runs
+            and not ca.engine.SWITCH.off_on_purpose
+        )
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(600)  # its end, should it wait for what never comes
+                right = in_child()
+                if who == "another thread":
+                    ca.reset()
+                os._exit(0 if right else 1)
+            finally:
+                os._exit(2)
+        statuses.append(os.waitpid(child, 0)[1])
+
+    def hook(grad: Tensor) -> None:
+        if who == "its hook":
+            fork()
+        running.set()
+        assert done.wait(60)
+
+    def backward() -> None:
+        w = torch.ones(3, requires_grad=True)
+        w.register_hook(hook)
+        (w * 3).sum().backward()
+
+    off = Other(ca.disable)
+    thread = threading.Thread(target=backward)
+    with ca.enable(as_it_is, False):
+        thread.start()
+        assert running.wait(60)
+        off.enter()
+        if who == "another thread":
+            fork()
+        done.set()
+        thread.join()
+        off.leave()
+        assert captured()
+    assert statuses == [0]
 
 
 def test_an_interrupt_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,10 +182,9 @@ def diff(
     """Print what grew from one profile to another, by category, module and node.
 
     Compared is every part that both files have: of compiled code the peak of live memory, what
-    forwards save for their backwards, what a step allocates, and the pool of graph trees; of the
-    tracker peaks and what remained, by device; all that was reserved on a device. Exits 2 if a file
-    cannot be read, or if there is nothing to compare; with --fail-over also if a file lacks a part,
-    or its end, or something could not be compared.
+    forwards save for their backwards, what a step allocates, and the pool of graph trees; all that
+    was reserved on a device. Exits 2 if a file cannot be read, or if there is nothing to compare;
+    with --fail-over also if a file lacks a part, or its end, or something could not be compared.
     """
     old, new = read(before), read(after)
     try:

@@ -15,8 +15,9 @@ Note [What is compared]
 * *allocated*: what compiled code allocates in one step, all allocations added up;
 * *pool*: the largest size of the pool of graph trees, by function what its recordings added;
 * *reserved*: all that the allocator had from a device, from accounts: at the fullest instant, where
-  somebody watched; and *reserved end*, at the ends of sessions that did not;
-* of the run-time tracker: Note [What is compared of the tracker] in ``diff_parts``.
+  somebody watched; and *reserved end*, at the ends of sessions that did not.
+
+A tracker's record is not compared: a report of each has its peaks and what remained.
 
 Each part is compared if both profiles have it (code that was compiled on one side alone has
 grown from nothing); nothing in common is an error. Of compiled code the main device of one is
@@ -48,7 +49,7 @@ from memprof.profiler.live.trees import REST, graphed_functions, pool_bytes, poo
 from memprof.profiler.model import EventKind, GraphKind, Profile
 
 from .diff_model import ProfileDiff, Quantity, changes, place_of
-from .diff_parts import account_changes, tracker_changes
+from .diff_parts import account_changes
 
 _Measured = tuple[int, dict[str, Counter[str]]]
 """Bytes in all, and by view the bytes of each place."""
@@ -61,8 +62,7 @@ class NothingToCompare(ValueError):
 def compare(before: Profile, after: Profile, device: str | None = None) -> ProfileDiff:
     """Compare two profiles in every part that both have.
 
-    By default of compiled code the main device of each is compared and every other accelerator, and
-    all of the tracker's.
+    By default of compiled code the main device of each is compared and every other accelerator.
 
     Raises:
         NothingToCompare: they have no part in common.
@@ -72,16 +72,10 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         if present := known_devices(profile):
             check_device(device, present)
     devices, quantities = _compiled(before, after, device)
-    notes: list[str] = []
-    if before.tracker is not None and after.tracker is not None:
-        changed, notes = tracker_changes(before.tracker, after.tracker, device)
-        quantities += changed
-    reserved, unknown = account_changes(before, after)
+    reserved, notes = account_changes(before, after)
     quantities += (q for q in reserved if device in (None, q.device))
-    notes += unknown
     for part, had, has in (
         ("compiled graphs", bool(before.graphs), bool(after.graphs)),
-        ("a tracker's record", before.tracker is not None, after.tracker is not None),
         ("accounts of devices", bool(before.accounts), bool(after.accounts)),
     ):
         if had != has:
@@ -90,7 +84,7 @@ def compare(before: Profile, after: Profile, device: str | None = None) -> Profi
         only = f" ({'; '.join(notes)})" if notes else ""
         raise NothingToCompare(
             f"there is nothing to compare{only}: take both profiles in the same way, of a run "
-            "that compiles, is tracked or simulated"
+            "that compiles or is simulated"
         )
     return ProfileDiff(devices, tuple(quantities), tuple(notes))
 

@@ -28,13 +28,13 @@ class Quantity:
     """One thing that is compared, see Note [What is compared].
 
     Attributes:
-        name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``tracker …``,
-            ``reserved`` and ``reserved end`` of the other parts.
+        name: ``peak``, ``saved``, ``allocated`` or ``pool`` of compiled code; ``reserved`` and
+            ``reserved end`` of accounts.
         before, after: bytes.
         views: changes by ``category``, ``module`` and ``node`` (of what was reserved by ``line``,
             of a pool by ``function``), largest change first; in each the changes add up to that
             of the quantity, but for a pool, whose growth recordings do not explain alone. Places
-            that did not change are left out. The tracker's quantities have none.
+            that did not change are left out.
         device: whose memory; "" for compiled code on ``ProfileDiff.devices``.
     """
 

@@ -1,82 +1,13 @@
-"""Growth of the parts that are not compiled code: the tracker's record, and all that was reserved
-on a device.
-
-Note [What is compared of the tracker]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-By device, over the whole record:
-
-* *tracker peak*: the most that the allocator had handed out, on the CPU the most resident bytes: by
-  snapshots, operations and the allocator's own highest mark;
-* *tracker reserved*: the most that the allocator had from the system (not on the CPU);
-* *tracker tensors*: the most bytes of live Python tensors in a snapshot;
-* *tracker end*: what was handed out at the last snapshot, which grows with a leak.
-
-A device that one record knows nothing of had nothing in use there: it is compared with 0. A figure
-that one record does not have of a device that it knows, or a record of no device at all, is not
-compared, since 0 would be a guess; a note says so.
-"""
+"""Growth of all that was reserved on a device, from accounts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
-from memprof.profiler.model import BEFORE, DeviceAccount, Held, Profile, TrackerRecord
+from memprof.profiler.model import BEFORE, DeviceAccount, Held, Profile
 
 from .diff_model import Quantity, changes, place_of
-
-
-def tracker_changes(
-    before: TrackerRecord, after: TrackerRecord, device: str | None
-) -> tuple[list[Quantity], list[str]]:
-    """Quantities of each device that both records have, and, in words, those that only one has; see
-    Note [What is compared of the tracker]."""
-    known = [set(_devices(r)) for r in (before, after)]
-    found, notes = [], []
-    if bool(known[0]) != bool(known[1]):
-        notes.append(f"a tracker's record: of no device {'after' if known[0] else 'before'}")
-    for name in sorted(set.union(*known)) if all(known) else ():
-        if device not in (None, name):
-            continue
-        has = _figures(after, name)
-        for quantity, old in _figures(before, name).items():
-            new = has[quantity]
-            if old is not None and new is not None:
-                found.append(Quantity(quantity, old, new, {}, name))
-            elif old is not None or new is not None:
-                notes.append(f"{quantity}, {name}: only {'before' if new is None else 'after'}")
-    return found, notes
-
-
-def _devices(record: TrackerRecord) -> Iterator[str]:
-    for snapshot in record.snapshots:
-        yield from snapshot.devices
-    for operation in record.operation_summary:
-        yield from operation.devices
-
-
-def _figures(record: TrackerRecord, device: str) -> dict[str, int | None]:
-    """Figures of a record on a device in bytes, by name; None where it has none."""
-    memory = [s.devices[device] for s in record.snapshots if device in s.devices]
-    operations = [o.devices[device] for o in record.operation_summary if device in o.devices]
-    peaks = [n for m in memory for n in (m.highest_bytes, m.peak_bytes)]
-    peaks += [o.max_peak for o in operations if o.measured]
-    last = [s.devices[device] for s in record.snapshots[-1:] if device in s.devices]
-    # Every snapshot has all devices that are in use then.
-    idle = 0 if record.snapshots and not memory else None
-
-    def most(figures: Iterable[int | None]) -> int | None:
-        return max((n for n in figures if n is not None), default=idle)
-
-    found = {
-        "tracker peak": most(peaks),
-        "tracker reserved": most(m.reserved_bytes for m in memory),
-        "tracker tensors": most(m.tensor_bytes for m in memory),
-        "tracker end": most(m.allocated_bytes for m in last),
-    }
-    if device == "cpu":
-        del found["tracker reserved"]  # resident bytes, which are the peak's
-    return found
 
 
 def account_changes(before: Profile, after: Profile) -> tuple[list[Quantity], list[str]]:

@@ -13,10 +13,6 @@ _TITLES = {
     "saved": "saved for the backward, a step",
     "allocated": "allocated, a step",
     "pool": "pool of graph trees",
-    "tracker peak": "most allocated",
-    "tracker reserved": "most reserved",
-    "tracker tensors": "most in Python tensors",
-    "tracker end": "allocated at the end",
     "reserved": "all that was reserved at the peak",
     "reserved end": "all that was reserved in the end",
 }
@@ -58,8 +54,6 @@ def _quantities(rows: Iterable[tuple[str, Quantity]]) -> Table:
 
 def _title(q: Quantity) -> str:
     name = _TITLES[q.name]
-    if q.device == "cpu" and q.name == "tracker peak":
-        name = "most resident"  # the process's, which is what the tracker knows of the CPU
     return f"{name}, {q.device}" if q.device else name
 
 

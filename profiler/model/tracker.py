@@ -10,8 +10,7 @@ stays right where the system's clock is set meanwhile.
 Note [Bytes of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 * *tensor bytes* are storages that a live Python tensor refers to, each storage once;
-* *allocated bytes* are what a device's allocator has handed out (on the CPU: glibc's malloc,
-  whoever asked for it);
+* *allocated bytes* are what a device's allocator has handed out, unknown on the CPU;
 * *resident bytes* are the process's physical memory, as the system counts it.
 
 Unknown is ``None``, or -1 in columns of integers; never 0.

@@ -29,7 +29,7 @@ from heapq import nlargest
 from memprof.profiler.model import MemoryColumns, OperationColumns, OperationSummary, TensorInfo
 from memprof.profiler.model.tracker import MAX_NAMES, path_of
 
-from . import naming
+from . import naming, sources
 from ._torch_compat import without_torch_function
 from .places import Counted, Lanes, OperationTree, current_task
 from .settings import TrackerSettings
@@ -268,7 +268,7 @@ class OperationLog:
             self._failed(e)
 
     def _in_use(self) -> Reading:
-        found = self.sources.accelerators.brief()
+        found = sources.allocated_and_highest()
         if (resident := self.sources.process.resident()) is not None:
             found["cpu"] = resident
         return found

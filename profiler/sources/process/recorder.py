@@ -27,7 +27,7 @@ from . import naming, record_file
 from .operations import OperationLog
 from .operators import OperatorTable
 from .settings import TrackerSettings, toml_value
-from .sources import Sources
+from .sources import Sources, device_memory
 from .tensors import LiveTensors
 
 log = logging.getLogger("memprof")
@@ -284,13 +284,12 @@ def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, Tr
     nbytes, tensors = dict(sources.tensors.nbytes), dict(sources.tensors.tensors)
     found = {
         "cpu": TrackedDevice(
-            allocated_bytes=sources.process.allocated(),
             reserved_bytes=now,
             peak_bytes=highest,
             total_bytes=sources.process.total,
             highest_bytes=now,
         ),
-        **sources.accelerators.full(),
+        **device_memory(),
     }
     for name, count in tensors.items():
         memory = found.get(name, TrackedDevice())

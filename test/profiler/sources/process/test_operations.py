@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import gc
 import itertools
@@ -27,6 +26,7 @@ from memprof.profiler.model import (
 from memprof.profiler.sources.process import (
     operations as operations_module,
     places as places_module,
+    sources as sources_module,
 )
 from memprof.profiler.sources.process.operations import Operation, OperationLog
 from memprof.profiler.sources.process.settings import TrackerSettings
@@ -300,7 +300,7 @@ class Devices:
     def __init__(self) -> None:
         self.now = self.mark = 0
 
-    def brief(self) -> dict[str, tuple[int, int]]:
+    def read(self) -> dict[str, tuple[int, int]]:
         return {"cuda:0": (self.now, self.mark)}
 
     def use(self, nbytes: int) -> None:
@@ -310,7 +310,8 @@ class Devices:
 
 def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices()
-    sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
+    monkeypatch.setattr(sources_module, "allocated_and_highest", devices.read)
+    sources = tracker._recorder.sources
     log = OperationLog(sources, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
     tracker._recorder.operations = log
     with tracker.track_operation("first"):

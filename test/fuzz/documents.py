@@ -33,7 +33,6 @@ from memprof.profiler.model import (
     PoolShare,
     Process,
     Profile,
-    Relief,
     RunState,
     SnapshotKind,
     SourceFrame,
@@ -118,7 +117,7 @@ def _failed(frame: SourceFrame) -> DeviceAccount:
     account.failure = AllocationFailure(
         2 * MIB, MIB, WhyNot.PIECES, MIB, 64 * MIB, 44 * MIB, 3 * MIB, MIB, 1, 2, frame, "Net > A",
         "mm", "0/0 forward", "MmBackward0", frame, "recording 0/0 forward", "MainThread",
-        1_700_000_000_000_000_000, 2, 3, (Relief(3 * MIB, "let go of it", frame),),
+        1_700_000_000_000_000_000, 2, 3,
     )  # fmt: skip
     return account
 

@@ -104,7 +104,6 @@ class TrackerMetadata:
         start_ns, end_ns: when the tracker was started and when it stopped; while it has not,
             the instant of the last thing recorded.
         reason: ``state`` in words, e.g. ``SIGTERM`` or ``ValueError: no such file``.
-        parent_pid: the process that this one was forked from while it was tracked, or None.
         command: ``sys.argv``.
         interval_ns: between periodic snapshots.
         settings: the tracker's, as text.
@@ -113,7 +112,6 @@ class TrackerMetadata:
         snapshots_taken: how many there were; old ones thin out.
         operations_seen, operations_dropped: invocations of tracked operations, and those that
             are no longer in ``operation_allocations``; ``operation_summary`` counts all.
-        cost_ns: time the tracker itself took: its thread's, and in operations the caller's.
         problems: what went wrong in the tracker, in words, each once.
     """
 
@@ -124,7 +122,6 @@ class TrackerMetadata:
     reason: str = ""
     host: str = ""
     pid: Int = 0
-    parent_pid: Int | None = None
     command: tuple[str, ...] = ()
     torch: str = ""
     memprof: str = ""
@@ -136,7 +133,6 @@ class TrackerMetadata:
     snapshots_taken: Int = 0
     operations_seen: Int = 0
     operations_dropped: Int = 0
-    cost_ns: Int = 0
     problems: list[str] = field(default_factory=list)
 
 

@@ -136,9 +136,9 @@ def _tracker() -> TrackerRecord:
     return TrackerRecord(
         TrackerMetadata(
             1_700_000_000_000_000_000, 5, 105, RunState.EXCEPTION, "MemoryError: none", "host", 7,
-            3, ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
+            ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
             [Lane(LaneKind.THREAD, "MainThread", 0, 0), Lane(LaneKind.TASK, "task", 0)],
-            [Span(10, 20)], 5, 4, 1, 9, ["a problem"],
+            [Span(10, 20)], 5, 4, 1, ["a problem"],
         ),
         [
             MemorySnapshot(10, SnapshotKind.START, "", 3, 2, 90, memory, tensors, ("step",), True),

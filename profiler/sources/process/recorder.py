@@ -53,19 +53,17 @@ class TrackerRecorder:
         self._taken = 0
         self._metadata = model.TrackerMetadata()
         self._problems: dict[str, None] = {}
-        self._cost_ns = 0
         self._call_threads: Mapping[int, int] = {}
 
     # --- life -----------------------------------------------------------------------------
 
-    def begin(self, parent_pid: int | None) -> None:
+    def begin(self) -> None:
         now = self._clock()
         self._metadata = model.TrackerMetadata(
             perf_origin_ns=time.time_ns() - now,
             start_ns=now,
             host=platform.node(),
             pid=os.getpid(),
-            parent_pid=parent_pid,
             command=tuple(sys.argv),
             torch=str(torch.__version__),
             memprof=installed_version(),
@@ -161,7 +159,6 @@ class TrackerRecorder:
 
     def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
         """Take a snapshot, and write the file if that is due."""
-        cpu = time.thread_time_ns()
         running = self.operations.running()
         snapshot = take_snapshot(self.operations, kind, name)
         for operation in running:
@@ -177,7 +174,6 @@ class TrackerRecorder:
             self._snapshots = thinned(self._snapshots, self.settings.max_snapshots)
         if kind is not SnapshotKind.END:  # The whole file comes next.
             self._write_if_due()
-        self._cost_ns += time.thread_time_ns() - cpu
 
     def _write_if_due(self) -> None:
         """Write what is known so far: Note [How often the file is written]."""
@@ -213,7 +209,6 @@ class TrackerRecorder:
             snapshots_taken=self._taken,
             operations_seen=self.operations.seen,
             operations_dropped=self.operations.dropped,
-            cost_ns=self._cost_ns + self.operations.cost_ns,
             problems=list(self._problems),
         )
 

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 
 from memprof.profiler import model
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.format import format_ns, format_share
+from memprof.profiler.views.report.format import format_ns
 from memprof.profiler.views.report.section import NOTHING, Note, Section, Show, Table, Tone
 
 _BRIEF = 5
@@ -54,13 +54,9 @@ def _about(record: model.TrackerRecord) -> Section:
         f"Memory tracker · process {m.pid} on {m.host} · {command}",
         f"memprof {m.memprof} · torch {m.torch} · Python {m.python}",
         f"{span} from {began:%Y-%m-%d %H:%M:%S} UTC, {state}",
-        f"{m.snapshots_taken:,} snapshots{thinned}, one every {format_ns(m.interval_ns)}; "
-        f"{seen}; the tracker's own time {format_ns(m.cost_ns)} "
-        f"({format_share(m.cost_ns, m.end_ns - m.start_ns)})",
+        f"{m.snapshots_taken:,} snapshots{thinned}, one every {format_ns(m.interval_ns)}; {seen}",
     ]
     notes = [Note(text, detail=i in (1, 3)) for i, text in enumerate(about)]
-    if m.parent_pid is not None:
-        notes.append(Note(f"forked from process {m.parent_pid}, which was tracked too"))
     for pause in m.pauses:
         after = format_ns(pause.start_ns - m.start_ns)
         text = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"

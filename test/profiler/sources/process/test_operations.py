@@ -178,7 +178,7 @@ def test_tasks_take_turns_on_a_thread(tracker: MemoryTracker) -> None:
     @tracker.track_operation("request")
     async def request(i: int) -> None:
         await asyncio.sleep(0.01)
-        async with tracker.track_operation("inference"):
+        with tracker.track_operation("inference"):
             await asyncio.sleep(0.01)
 
     async def serve() -> None:

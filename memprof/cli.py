@@ -76,10 +76,7 @@ class _Commands(click.Group):
         except SettingsError as e:
             raise BadFile(visible(str(e))) from e
         except MemoryError as e:
-            raise BadFile(
-                "there is not enough memory to show this file; see MEMPROF_MAX_READ in "
-                "docs/troubleshooting.md"
-            ) from e
+            raise BadFile("there is not enough memory to show this file") from e
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .reading import most_unpacked, too_large, unpacked
+from . import reading
 
 MAGIC = b"\x93mpf"
 _HEAD = struct.Struct("<4sB3xIIII")
@@ -82,7 +82,7 @@ def frames(data: bytes, path: str | None) -> Iterator[Frame | Damage]:
     Raises:
         ProfileUnreadableError: they unpack to too much.
     """
-    most = room = most_unpacked(len(data), path)
+    room = reading.LIMIT
     view, at = memoryview(data), 0
     while at < len(data):
         found = _frame(view, at, room)
@@ -94,12 +94,12 @@ def frames(data: bytes, path: str | None) -> Iterator[Frame | Damage]:
             return
         room -= len(found.payload)
         if room < 0:
-            raise too_large(path, f"its {len(data):,} bytes unpack to", most)
+            raise reading.too_large(path, f"its {len(data):,} bytes unpack to")
         yield found
         at = found.end
 
 
-def _frame(view: memoryview, at: int, room: float) -> Frame | str:
+def _frame(view: memoryview, at: int, room: int) -> Frame | str:
     """The frame that begins at a byte, or why there is none; ``room``: see ``unpacked``."""
     begin = at + _HEAD.size
     if begin > len(view):
@@ -114,7 +114,7 @@ def _frame(view: memoryview, at: int, room: float) -> Frame | str:
     if _check(kind, process, number, packed) != check:
         return "its checksum is another"
     try:
-        payload = unpacked(packed, room)
+        payload = reading.unpacked(packed, room)
     except zlib.error as e:
         return str(e)
     return Frame(at, end, kind, process, number, payload)

@@ -5,11 +5,7 @@ Note [How much is read]
 A profile may come from anybody, and a few kilobytes of zlib can unpack to gigabytes. So:
 
 * only regular files are read: a pipe can make us wait for ever, a device never ends;
-* a file, and what it unpacks to, has at most ``LIMIT`` bytes (1 GiB: some 30 million calls), or as
-  many as the environment variable ``MEMPROF_MAX_READ`` says: ``8GiB``, or ``none``;
-* what unpacks to more than ``FREE`` bytes may not be ``RATIO`` times as large as it came, unless
-  that variable is set: profiles shrink to a tenth or a twentieth, those of a thousand layers
-  that are all alike to a hundredth, a bomb to a thousandth.
+* a file, and what it unpacks to, has at most ``LIMIT`` bytes: some 30 million calls.
 """
 
 from __future__ import annotations
@@ -24,15 +20,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from memprof.profiler.support.errors import ProfileUnreadableError
-from memprof.profiler.support.text import parse_size
 from memprof.profiler.support.writing import why
 
 StrPath = str | os.PathLike[str]
 
 LIMIT = 1 << 30
-FREE = 64 << 20
-RATIO = 400
-LIMIT_VARIABLE = "MEMPROF_MAX_READ"
 
 
 def read_file(path: StrPath) -> bytes:
@@ -60,9 +52,8 @@ def read_from(
             found = os.fstat(opened.fileno())
             now = (found.st_dev, found.st_ino)
             begin = opened.seek(start if now == file and found.st_size >= start else 0)
-            limit = _limit(path)
-            if found.st_size - begin > limit:
-                raise too_large(path, f"it has {found.st_size - begin:,} bytes,", limit)
+            if found.st_size - begin > LIMIT:
+                raise too_large(path, f"it has {found.st_size - begin:,} bytes,")
             # What comes while it is read is not read.
             return opened.read(found.st_size - begin), begin, now
     except (OSError, ValueError) as e:  # ValueError: a path with a null byte.
@@ -87,52 +78,19 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
         raise ValueError(f"it is a {what}, which may never end: write it to a file first")
 
 
-def _limit(path: StrPath | None) -> float:
-    """Bytes that may be read; infinite for ``none``."""
-    text = _given()
-    if text == "none":
-        return float("inf")
-    if not text:
-        return LIMIT
-    limit = parse_size(text)
-    if not limit:
-        raise ProfileUnreadableError(
-            path,
-            f"not read, since {LIMIT_VARIABLE} is {text[:40]!r}: give it bytes such as 8GiB, or "
-            "none",
-        )
-    return limit
+def too_large(path: StrPath | None, what: str) -> ProfileUnreadableError:
+    """Error for a file beyond the ``LIMIT``; in its message ``what`` stands before "more"."""
+    return ProfileUnreadableError(path, f"{what} more than the {LIMIT:,} that memprof reads")
 
 
-def _given() -> str:
-    return os.environ.get(LIMIT_VARIABLE, "").strip().lower()
-
-
-def too_large(path: StrPath | None, what: str, most: float) -> ProfileUnreadableError:
-    """Error for a file beyond the ``most`` bytes that may be read; in its message ``what`` stands
-    before "more"."""
-    return ProfileUnreadableError(
-        path,
-        f"{what} more than the {int(most):,} that memprof reads; if you trust it, set "
-        f"{LIMIT_VARIABLE}, e.g. to {max(int(most) * 8 >> 30, 1)}GiB or none",
-    )
-
-
-def most_unpacked(packed: int, path: StrPath | None) -> float:
-    """Bytes that a file of ``packed`` bytes may unpack to; infinite for the limit ``none``."""
-    limit = _limit(path)
-    return limit if _given() else min(limit, max(FREE, RATIO * packed))
-
-
-def unpacked(packed: bytes | memoryview, room: float) -> bytes:
+def unpacked(packed: bytes | memoryview, room: int) -> bytes:
     """Data that ``zlib`` has packed, unpacked; if longer than ``room`` bytes, ``room + 1`` of them.
 
     Raises:
         zlib.error: it is damaged, or ends early.
     """
     unpacker = zlib.decompressobj()
-    # A length of 0 is no limit.
-    data = unpacker.decompress(packed, 0 if room == float("inf") else int(room) + 1)
+    data = unpacker.decompress(packed, room + 1)
     if not unpacker.eof and len(data) <= room:
         raise zlib.error("it ends early")
     return data

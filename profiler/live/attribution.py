@@ -93,8 +93,6 @@ def data_flow_breakdown(live: Iterable[DataFlowStorage], view: View) -> Breakdow
     found = []
     for s in live:
         why = "before the trace" if s.created_ns is None else "unattributed"
-        if view is View.CATEGORY:
-            why = s.why or "unknown"
         found.append((s.nbytes, 1, _data_flow_part(s, view), why))
     return break_down(view, found)
 

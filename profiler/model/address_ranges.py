@@ -104,14 +104,6 @@ class FreeRanges:
             address = before
         self.add(address, size)
 
-    def beside(self, address: int, end: int) -> int | None:
-        """First address of the free range that contains ``[address, end)`` and begins or ends with
-        it; None if there is none."""
-        if end <= address + self._sizes.get(address, -1):
-            return address
-        begin = self._begins.get(end)
-        return begin if begin is not None and begin <= address else None
-
     def around(self, address: int, end: int) -> int | None:
         """First address of the free range that contains ``[address, end)``; None if there is none.
         A linear search."""

@@ -29,7 +29,6 @@ class DataFlowStorage:
         frame: innermost line of user code that made it.
         created_ns: clock of ``CallColumns``; None if it was there before the trace began.
         awaited: whether it is an activation that a backward waits for.
-        why: why the category is unknown, in words; empty where it is known.
     """
 
     nbytes: Count
@@ -39,7 +38,6 @@ class DataFlowStorage:
     frame: SourceFrame | None = None
     created_ns: Int | None = None
     awaited: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,6 @@ class DataFlowDevice:
             as ``time_ns``. A category that never has a byte has no column.
         peak: index in ``time_ns`` of the first time with the most bytes, None if empty.
         live: the storages live then, largest first; they add up to all bytes there.
-        reserved, allocated: what the caching allocator held at the peak, None on a device
-            without one. Their difference is what it holds idle or lost to fragmentation.
     """
 
     device: str
@@ -62,8 +58,6 @@ class DataFlowDevice:
     bytes: dict[Category, list[Count]] = field(default_factory=dict)
     peak: Int | None = None
     live: list[DataFlowStorage] = field(default_factory=list)
-    reserved: Int | None = None
-    allocated: Int | None = None
 
     def bytes_at(self, index: int) -> int:
         """Live bytes of all categories from ``time_ns[index]`` on."""

@@ -70,7 +70,6 @@ class AllocationFailure:
         time_ns: ``time.time_ns()``.
         count: how often a request of this place has failed by then, this time included.
         earlier: other requests that had failed in this process before.
-        reliefs: what would have helped, most first.
     """
 
     wanted: Int
@@ -94,7 +93,6 @@ class AllocationFailure:
     time_ns: Int = 0
     count: Int = 1
     earlier: Int = 0
-    reliefs: tuple[Relief, ...] = ()
 
     def left(self, reserved: int) -> int:
         """Bytes that the allocator, with so many ``reserved``, could still get: what the device had

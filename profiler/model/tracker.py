@@ -10,8 +10,7 @@ stays right where the system's clock is set meanwhile.
 Note [Bytes of the tracker]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 * *tensor bytes* are storages that a live Python tensor refers to, each storage once;
-* *allocated bytes* are what a device's allocator has handed out (on the CPU: glibc's malloc,
-  whoever asked for it);
+* *allocated bytes* are what a device's allocator has handed out, unknown on the CPU;
 * *resident bytes* are the process's physical memory, as the system counts it.
 
 Unknown is ``None``, or -1 in columns of integers; never 0.
@@ -105,17 +104,14 @@ class TrackerMetadata:
         start_ns, end_ns: when the tracker was started and when it stopped; while it has not,
             the instant of the last thing recorded.
         reason: ``state`` in words, e.g. ``SIGTERM`` or ``ValueError: no such file``.
-        parent_pid: the process that this one was forked from while it was tracked, or None.
         command: ``sys.argv``.
         interval_ns: between periodic snapshots.
         settings: the tracker's, as text.
         lanes: in order of their first operation.
         pauses: when the tracker was disabled.
-        snapshots_taken, snapshots_merged: how many there were, and how many of them are no
-            longer in ``snapshots`` on their own, since old ones thin out.
+        snapshots_taken: how many there were; old ones thin out.
         operations_seen, operations_dropped: invocations of tracked operations, and those that
             are no longer in ``operation_allocations``; ``operation_summary`` counts all.
-        cost_ns: time the tracker itself took: its thread's, and in operations the caller's.
         problems: what went wrong in the tracker, in words, each once.
     """
 
@@ -126,7 +122,6 @@ class TrackerMetadata:
     reason: str = ""
     host: str = ""
     pid: Int = 0
-    parent_pid: Int | None = None
     command: tuple[str, ...] = ()
     torch: str = ""
     memprof: str = ""
@@ -136,10 +131,8 @@ class TrackerMetadata:
     lanes: Annotated[list[Lane], Meta(max_length=2 * MAX_LANES)] = field(default_factory=list)
     pauses: list[Span] = field(default_factory=list)
     snapshots_taken: Int = 0
-    snapshots_merged: Int = 0
     operations_seen: Int = 0
     operations_dropped: Int = 0
-    cost_ns: Int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -181,8 +174,7 @@ class TrackedDevice:
         peak_bytes: highest allocated (CPU: resident) bytes since the process began, or since
             the user's program reset the allocator's mark.
         total_bytes: what the device has.
-        highest_bytes: the highest of allocated (CPU: resident) bytes in this snapshot and
-            those merged into it.
+        highest_bytes: allocated (CPU: resident) bytes.
     """
 
     tensor_bytes: Int = 0
@@ -207,8 +199,6 @@ class MemorySnapshot:
         operations: name paths of the operations that were running.
         complete: False where new Python tensors could not be looked for (the garbage
             collector is off and has too many young objects): figures of tensors are old.
-        took_ns: how long it took.
-        merged: how many earlier snapshots are merged into this one.
     """
 
     time_ns: Count
@@ -223,8 +213,6 @@ class MemorySnapshot:
     largest: tuple[TensorInfo, ...] = ()
     operations: tuple[str, ...] = ()
     complete: bool = True
-    took_ns: Int = 0
-    merged: Int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,13 +356,10 @@ class OperatorRecord:
         windows: when it was on.
         sequence: the last calls, in order of their start, of all threads; empty if not asked for.
         operators: by self host time, highest first.
-        peak_cpu_bytes: highest sum over one window of what the CPU allocator handed out in it
-            less what was given back, None if no window was on the CPU.
     """
 
     windows: list[Span] = field(default_factory=list)
     operators: list[OperatorStatistics] = field(default_factory=list)
-    peak_cpu_bytes: Int | None = None
     sequence: list[OperatorCall] = field(default_factory=list)
 
 

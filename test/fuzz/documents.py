@@ -33,7 +33,6 @@ from memprof.profiler.model import (
     PoolShare,
     Process,
     Profile,
-    Relief,
     RunState,
     SnapshotKind,
     SourceFrame,
@@ -118,7 +117,7 @@ def _failed(frame: SourceFrame) -> DeviceAccount:
     account.failure = AllocationFailure(
         2 * MIB, MIB, WhyNot.PIECES, MIB, 64 * MIB, 44 * MIB, 3 * MIB, MIB, 1, 2, frame, "Net > A",
         "mm", "0/0 forward", "MmBackward0", frame, "recording 0/0 forward", "MainThread",
-        1_700_000_000_000_000_000, 2, 3, (Relief(3 * MIB, "let go of it", frame),),
+        1_700_000_000_000_000_000, 2, 3,
     )  # fmt: skip
     return account
 
@@ -137,13 +136,13 @@ def _tracker() -> TrackerRecord:
     return TrackerRecord(
         TrackerMetadata(
             1_700_000_000_000_000_000, 5, 105, RunState.EXCEPTION, "MemoryError: none", "host", 7,
-            3, ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
+            ("train.py", "--x"), "2.13", "0.1", "3.11", 10**9, {"interval": "1"},
             [Lane(LaneKind.THREAD, "MainThread", 0, 0), Lane(LaneKind.TASK, "task", 0)],
-            [Span(10, 20)], 5, 1, 4, 1, 9, ["a problem"],
+            [Span(10, 20)], 5, 4, 1, ["a problem"],
         ),
         [
             MemorySnapshot(10, SnapshotKind.START, "", 3, 2, 90, memory, tensors, ("step",), True),
-            MemorySnapshot(20, SnapshotKind.CHECKPOINT, "here", 7, 3, complete=False, merged=1),
+            MemorySnapshot(20, SnapshotKind.CHECKPOINT, "here", 7, 3, complete=False),
         ],
         OperationColumns(
             [0, 1, 1], [0, 0, 1], [-1, 0, -1], [10, 11, 12], [20, 12, -1], [-1, 4, 5], [-1, 5, -1],
@@ -159,6 +158,5 @@ def _tracker() -> TrackerRecord:
         OperatorRecord(
             [Span(30, 40)],
             [OperatorStatistics("aten::mm", 3, 9, 8, 7, 6, 5, 4, 3, 2)],
-            77,
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Why a request did not fit, and what would have made room: from the allocator's books, no torch.
+"""Why a request did not fit: from the allocator's books, no torch.
 
 Note [Why a request did not fit]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -21,18 +21,14 @@ kind is a piece that is of no use, and adds to the pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memprof.profiler.model import RECOMPUTED, AllocationFailure, Category, Held, Relief, WhyNot
+from memprof.profiler.model import AllocationFailure, WhyNot
 from memprof.profiler.model.allocator_rules import SMALL_SEGMENT
 
 CONTEXT = 1 << 30
 """Bytes that CUDA and its libraries may have on a device before other processes are thought of."""
-
-MOST_RELIEFS = 5
-WORTH = 20
-"""A relief is listed if it frees at least one part in so many of the bytes wanted."""
 
 
 def explain_failure(
@@ -101,55 +97,3 @@ def explain_failure(
         free_of_streams=of_streams,
         free_of_pools=of_pools,
     )
-
-
-_BY_CATEGORY = {
-    Category.ACTIVATION: "compute activations again in the backward: torch.utils.checkpoint around "
-    "the layers",
-    Category.OPTIMIZER_STATE: "an optimizer with less state, or state in shards (FSDP, "
-    "ZeroRedundancyOptimizer)",
-    Category.PARAMETER: "parameters in shards (FSDP), or of a smaller type",
-    Category.OUTPUT: "let go of outputs that are not needed any more",
-    Category.TENSOR: "let go of tensors that are not needed any more",
-    Category.PERSISTENT_STATE: "smaller caches",
-    Category.CHECKPOINTED_INPUT: "checkpoint fewer and larger parts of the model",
-    Category.COMMUNICATION_BUFFER: "smaller buckets or units of DDP and FSDP",
-}
-"""Advice that makes room, by category of the memory."""
-
-
-def reliefs(
-    f: AllocationFailure, rows: Sequence[Held], *, reserved: int, phase: str, expandable: bool
-) -> tuple[Relief, ...]:
-    """Changes that would have made room, most bytes first, with rows, phase and bytes ``reserved``
-    of the account of that moment; no growing segments where they are ``expandable`` already."""
-    found = [
-        Relief(
-            0 if expandable else f.free,
-            "PYTORCH_ALLOC_CONF=expandable_segments:True, which keeps free memory in one piece",
-        ),
-        Relief(f.free_of_streams, "wait for the other streams (synchronize()) before this"),
-        Relief(f.free_of_pools, "fewer or shared pools: record fewer sizes, in one pool for all"),
-        Relief(
-            f.outside - CONTEXT, "end what else uses the device: nvidia-smi names the processes"
-        ),
-        Relief(
-            f.device_free - f.left(reserved),
-            "a higher torch.cuda.set_per_process_memory_fraction",
-        ),
-    ]
-    by_category: dict[Category, list[Held]] = {}
-    for row in (r for r in rows if r.detail != RECOMPUTED):
-        by_category.setdefault(row.category, []).append(row)
-    for category, of_it in by_category.items():
-        change = _BY_CATEGORY.get(category)
-        if category is Category.GRADIENT and phase == "forward":
-            change = "no gradients in a forward: zero_grad(set_to_none=True) right after the step"
-        if change is not None:
-            most = max(of_it, key=lambda r: r.nbytes)
-            nbytes = sum(r.nbytes for r in of_it)
-            if most.frame is None and most.holder and not most.holder.startswith("("):
-                change += f": most of all {most.holder}"
-            found.append(Relief(nbytes, change, most.frame))
-    found = [r for r in found if r.nbytes > 0 and r.nbytes * WORTH >= f.wanted]
-    return tuple(sorted(found, key=lambda r: -r.nbytes)[:MOST_RELIEFS])

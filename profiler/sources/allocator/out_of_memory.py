@@ -29,7 +29,7 @@ from memprof.profiler.support.thread_activity import HERE
 
 from . import _torch_compat as compat
 from .allocator_session import AllocatorSession
-from .failure import explain_failure, reliefs
+from .failure import explain_failure
 from .holders import Holders
 from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen
@@ -177,14 +177,6 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
     failure.activity = HERE.activity
     failure.thread = threading.current_thread().name
     failure.time_ns = time.time_ns()
-    expandable = any(s.get("is_expandable", False) for s in segments)
-    failure.reliefs = reliefs(
-        failure,
-        account.rows,
-        reserved=account.reserved,
-        phase=account.phase,
-        expandable=expandable,
-    )
     account.failure = failure
     account.ended = "an allocation failed"
     return account

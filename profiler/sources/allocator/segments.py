@@ -81,9 +81,7 @@ class Segments:
         self.reserved -= size
         end, tail = segment.address + segment.size, address + size
         free = self.free
-        hole = free.beside(address, tail)
-        if hole is None:
-            hole = free.around(address, tail)
+        hole = free.around(address, tail)
         whole = None if hole is None else free.take(hole)
         if hole is not None and whole is not None:
             if hole < address:

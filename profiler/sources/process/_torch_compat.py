@@ -61,16 +61,5 @@ def ran_on_host(average: Any) -> bool:
     return bool(average.device_type == DeviceType.CPU)
 
 
-def host_allocations(profile: Any) -> list[int]:
-    """Bytes that a finished profile saw the CPU's allocator hand out (negative: take back), in
-    order of time; none unless it profiled memory."""
-    found = [
-        (e.start_ns(), e.nbytes())
-        for e in profile.profiler.kineto_results.events()
-        if e.name() == "[memory]" and e.device_type() == DeviceType.CPU
-    ]
-    return [nbytes for _, nbytes in sorted(found, key=lambda event: event[0])]
-
-
 def profiling() -> bool:
     return bool(torch._C._autograd._profiler_enabled())

@@ -171,21 +171,19 @@ def track(
     found = _configured(given).settings
     with _lock:
         if _tracker is None:
-            tracker, parent = _new(found), None
+            tracker = _new(found)
         else:
-            tracker, parent = _tracker, _tracker.pid
-            if parent == os.getpid():
-                parent = None
-                if tracker.started:
-                    log.warning(
-                        "A memory tracker runs in this process already, into %s; it goes on as it "
-                        "is. Call stop_tracking() first to start another",
-                        tracker.path,
-                    )
-                    return tracker
+            tracker = _tracker
+            if tracker.pid == os.getpid() and tracker.started:
+                log.warning(
+                    "A memory tracker runs in this process already, into %s; it goes on as it is. "
+                    "Call stop_tracking() first to start another",
+                    tracker.path,
+                )
+                return tracker
             tracker.configure(found)
         if found.enabled:
-            tracker.start(parent_pid=parent)
+            tracker.start()
         return tracker
 
 

@@ -29,7 +29,7 @@ from heapq import nlargest
 from memprof.profiler.model import MemoryColumns, OperationColumns, OperationSummary, TensorInfo
 from memprof.profiler.model.tracker import MAX_NAMES, path_of
 
-from . import naming
+from . import naming, sources
 from ._torch_compat import without_torch_function
 from .places import Counted, Lanes, OperationTree, current_task
 from .settings import TrackerSettings
@@ -132,7 +132,6 @@ class OperationLog:
     Attributes:
         enabled: whether operations that begin are tracked.
         seen, dropped: invocations, and those of them that are no longer kept.
-        cost_ns: time that the edges took.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class OperationLog:
         self.enabled = True
         self.lanes = Lanes()
         self.dropped = 0
-        self.cost_ns = 0
         self._limit = settings.max_operations
         self._left = min(settings.largest, MAX_LEFT)
         self._looked_ns: dict[str, int] = {}
@@ -220,7 +218,6 @@ class OperationLog:
                 self.thin()
         CURRENT.set(operation)
         operation.start_ns = self.clock()
-        self.cost_ns += operation.start_ns - entered
         return operation
 
     def _end(self, operation: Operation, failed: bool) -> None:
@@ -239,7 +236,6 @@ class OperationLog:
         with self._lock:
             operation.end_ns = entered
             self._has_ended(operation, reading)
-        self.cost_ns += self.clock() - entered
 
     def _look(self) -> tuple[Counted, Reading | None]:
         """Live tensors and bytes in use now."""
@@ -268,7 +264,7 @@ class OperationLog:
             self._failed(e)
 
     def _in_use(self) -> Reading:
-        found = self.sources.accelerators.brief()
+        found = sources.allocated_and_highest()
         if (resident := self.sources.process.resident()) is not None:
             found["cpu"] = resident
         return found

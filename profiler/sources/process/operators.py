@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -60,29 +59,20 @@ class OperatorTable:
 
     def __init__(self) -> None:
         self.windows: list[Span] = []
-        self.peak_cpu_bytes: int | None = None
         self._sequence: list[OperatorCall] = []
         # A signal's handler can write the record while this thread adds a window.
         self._lock = ForkSafeLock()
         # By operator: calls, _TIMES in ns, and _BYTES.
         self._sums: dict[str, list[int]] = {}
 
-    def add(self, averages: Sequence[Any], allocations: Sequence[int], window: Span) -> None:
-        """Add a window.
-
-        Args:
-            averages: ``key_averages()`` of the profiler.
-            allocations: bytes that the CPU's allocator handed out (negative: took back), in order
-                of time.
-        """
+    def add(self, averages: Sequence[Any], window: Span) -> None:
+        """Add a window, by ``key_averages()`` of its profiler."""
         with self._lock:
             for a in averages:
                 if is_operator(a.key) and _torch_compat.ran_on_host(a):
                     times = [round(1000 * getattr(a, name)) for name in _TIMES]
                     figures = [a.count, *times, *(getattr(a, name) for name in _BYTES)]
                     self._add(a.key, figures)
-            highest = max(accumulate(allocations, initial=0))
-            self.peak_cpu_bytes = max(self.peak_cpu_bytes or 0, highest)
             self.windows.append(window)
             del self.windows[:-MAX_WINDOWS]
 
@@ -106,9 +96,7 @@ class OperatorTable:
                 for name, sums in self._sums.items()
             ]
             found.sort(key=lambda s: (-s.self_cpu_ns, s.name))
-            return OperatorRecord(
-                list(self.windows), found, self.peak_cpu_bytes, list(self._sequence)
-            )
+            return OperatorRecord(list(self.windows), found, list(self._sequence))
 
 
 def as_shapes(shapes: Any) -> Shapes:
@@ -208,7 +196,7 @@ class OperatorWindow:
                 if self._sequence:
                     calls = calls_in(profile.events(), window, self._sequence)
                     table.add_calls(calls, self._sequence)
-                table.add(averages, _torch_compat.host_allocations(profile), window)
+                table.add(averages, window)
         except Exception as e:
             self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")
         finally:

@@ -27,9 +27,8 @@ from . import naming, record_file
 from .operations import OperationLog
 from .operators import OperatorTable
 from .settings import TrackerSettings, toml_value
-from .sources import Sources
-from .tensors import LiveTensors, Pace, Pause, no_pause
-from .thinning import thin_snapshots
+from .sources import Sources, device_memory
+from .tensors import LiveTensors
 
 log = logging.getLogger("memprof")
 
@@ -54,19 +53,17 @@ class TrackerRecorder:
         self._taken = 0
         self._metadata = model.TrackerMetadata()
         self._problems: dict[str, None] = {}
-        self._cost_ns = 0
         self._call_threads: Mapping[int, int] = {}
 
     # --- life -----------------------------------------------------------------------------
 
-    def begin(self, parent_pid: int | None) -> None:
+    def begin(self) -> None:
         now = self._clock()
         self._metadata = model.TrackerMetadata(
             perf_origin_ns=time.time_ns() - now,
             start_ns=now,
             host=platform.node(),
             pid=os.getpid(),
-            parent_pid=parent_pid,
             command=tuple(sys.argv),
             torch=str(torch.__version__),
             memprof=installed_version(),
@@ -162,12 +159,8 @@ class TrackerRecorder:
 
     def snapshot(self, kind: model.SnapshotKind, name: str = "") -> None:
         """Take a snapshot, and write the file if that is due."""
-        cpu = time.thread_time_ns()
-        pace = Pace() if kind is model.SnapshotKind.PERIODIC else None
         running = self.operations.running()
-        snapshot = take_snapshot(self.operations, kind, name, pace or no_pause)
-        if pace is not None:
-            pace.rest()
+        snapshot = take_snapshot(self.operations, kind, name)
         for operation in running:
             for device, memory in snapshot.devices.items():
                 if memory.highest_bytes is not None:
@@ -178,12 +171,9 @@ class TrackerRecorder:
             self._taken += 1
             # A checkpoint can overtake a periodic snapshot that began before it.
             bisect.insort(self._snapshots, snapshot, key=lambda s: s.time_ns)
-            limit = self.settings.max_snapshots
-            if len(self._snapshots) > limit + limit // 8:
-                self._snapshots = thin_snapshots(self._snapshots, limit)
+            self._snapshots = thinned(self._snapshots, self.settings.max_snapshots)
         if kind is not SnapshotKind.END:  # The whole file comes next.
             self._write_if_due()
-        self._cost_ns += time.thread_time_ns() - cpu
 
     def _write_if_due(self) -> None:
         """Write what is known so far: Note [How often the file is written]."""
@@ -217,10 +207,8 @@ class TrackerRecorder:
             lanes=lanes,
             pauses=list(self._metadata.pauses),
             snapshots_taken=self._taken,
-            snapshots_merged=sum(s.merged for s in self._snapshots),
             operations_seen=self.operations.seen,
             operations_dropped=self.operations.dropped,
-            cost_ns=self._cost_ns + self.operations.cost_ns,
             problems=list(self._problems),
         )
 
@@ -228,7 +216,6 @@ class TrackerRecorder:
         with self.lock:
             if call_threads is not None:
                 self._call_threads = call_threads
-            self._snapshots = thin_snapshots(self._snapshots, self.settings.max_snapshots)
             self.operations.thin()
             # In this order: operations begin meanwhile, on new lanes and of new names.
             operations = self.operations.columns()
@@ -252,20 +239,24 @@ class TrackerRecorder:
         return profile.with_tracker(self.record(threads))
 
 
-def take_snapshot(
-    operations: OperationLog, kind: SnapshotKind, name: str, pause: Pause
-) -> MemorySnapshot:
-    """Readings of the sources of ``operations`` now, and the operations that run; ``pause`` is
-    called between slices of work, to let other threads run."""
-    begin = time.perf_counter_ns()
+def thinned(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]:
+    """The snapshots (in order of time) if there are at most ``limit``; else without every second
+    periodic one of the older half, and where that is not enough without the oldest."""
+    if len(snapshots) <= limit:
+        return snapshots
+    half = len(snapshots) // 2
+    old = enumerate(snapshots[:half])
+    kept = [s for i, s in old if i % 2 == 0 or s.kind is not SnapshotKind.PERIODIC]
+    return [*kept, *snapshots[half:]][-limit:]
+
+
+def take_snapshot(operations: OperationLog, kind: SnapshotKind, name: str) -> MemorySnapshot:
+    """Readings of the sources of ``operations`` now, and the operations that run."""
     at, sources = operations.clock(), operations.sources
     running = [operations.path(o.summary) for o in operations.running()]
-    complete = sources.tensors.look(pause)
-    pause()
-    sources.tensors.recheck(pause)
-    pause()
-    largest = [operations.described(s) for s in sources.tensors.largest(pause)]
-    pause()
+    complete = sources.tensors.look()
+    sources.tensors.recheck()
+    largest = [operations.described(s) for s in sources.tensors.largest()]
     resident = sources.process.resident()
     devices = _devices(sources, resident)
     nbytes, tensors = sources.tensors.sums()
@@ -280,7 +271,6 @@ def take_snapshot(
         largest=tuple(largest),
         operations=tuple(dict.fromkeys(running)),
         complete=complete,
-        took_ns=time.perf_counter_ns() - begin,
     )
 
 
@@ -289,13 +279,12 @@ def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, Tr
     nbytes, tensors = dict(sources.tensors.nbytes), dict(sources.tensors.tensors)
     found = {
         "cpu": TrackedDevice(
-            allocated_bytes=sources.process.allocated(),
             reserved_bytes=now,
             peak_bytes=highest,
             total_bytes=sources.process.total,
             highest_bytes=now,
         ),
-        **sources.accelerators.full(),
+        **device_memory(),
     }
     for name, count in tensors.items():
         memory = found.get(name, TrackedDevice())

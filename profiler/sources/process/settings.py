@@ -53,7 +53,7 @@ class TrackerSettings:
         10, "How many of the largest tensors a snapshot describes."
     )
     max_snapshots: Annotated[int, Meta(ge=KEPT_SNAPSHOTS[1], le=KEPT_SNAPSHOTS[2])] = _setting(
-        KEPT_SNAPSHOTS[0], "How many snapshots are kept; older ones are merged."
+        KEPT_SNAPSHOTS[0], "How many snapshots are kept; of older ones every second goes."
     )
     max_operations: Annotated[int, Meta(ge=KEPT_OPERATIONS[1], le=KEPT_OPERATIONS[2])] = _setting(
         KEPT_OPERATIONS[0], "How many operations are kept one by one."

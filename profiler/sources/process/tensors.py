@@ -35,10 +35,9 @@ import contextlib
 import gc
 import sys
 import threading
-import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cache
 from heapq import nlargest
@@ -53,43 +52,12 @@ from ._torch_compat import is_wrapper, stand_ins, storage_address, without_torch
 
 MAX_YOUNG = 20_000
 """Most young objects that a snapshot looks through; about 1 ms, in one piece."""
-SLICE = 50
-"""Tensors handled between two calls of ``pause``."""
 MAX_QUEUED = 64
 """Collections whose tensors may wait for the next look; past it, dead ones are dropped."""
 MAX_TRIES = 3
 """Tries to look while other threads make collections; what was missed is found by the next look."""
 RECHECK = 1_000
 """Known tensors whose size is read again at each snapshot, in turn."""
-
-Pause = Callable[[], None]
-
-
-def no_pause() -> None:
-    """Do nothing: the pause of work that nobody waits for."""
-
-
-STRETCH_NS = 1_000_000
-"""Longest piece of work, ns. Where another thread runs Python, each rest takes up to the
-interpreter's 5 ms."""
-_BREATH = 0.0002
-
-
-class Pace:
-    """Long work of the tracker's thread in pieces, so that other threads get the GIL: ``pace()``
-    every some dozen steps sleeps when a piece is over."""
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter_ns()
-
-    def __call__(self) -> None:
-        if time.perf_counter_ns() - self._since >= STRETCH_NS:
-            self.rest()
-
-    def rest(self) -> None:
-        time.sleep(_BREATH)
-        self._since = time.perf_counter_ns()
-
 
 _Refs = list["weakref.ref[torch.Tensor]"]
 
@@ -188,34 +156,18 @@ class LiveTensors:
             while True:
                 yield self._found.popleft()
 
-    def look(self, pause: Pause = no_pause) -> bool:
-        """Take in what is new, and forget what has died; ``pause`` is called between slices of
-        work. False if there were too many young objects to look through."""
+    def look(self) -> bool:
+        """Take in what is new, and forget what has died. False if there were too many young objects
+        to look through."""
         small = gc.get_count()[0] <= MAX_YOUNG
-        pause = self._letting_go(pause)
         with self.lock:
             if small:
-                self._find_young(pause)
-            self._take_in(pause)
+                self._find_young()
+            self._take_in()
         return small
 
-    def _letting_go(self, pause: Pause) -> Pause:
-        """``pause`` without the lock, so that whoever waits for it waits for one slice of work and
-        not for all. What is half done at a pause is in ``_found`` and ``_died``, for anybody."""
-        if pause is no_pause:
-            return no_pause
-
-        def without_lock() -> None:
-            self.lock.release()
-            try:
-                pause()
-            finally:
-                self.lock.acquire()
-
-        return without_lock
-
-    def _find_young(self, pause: Pause) -> None:
-        self._forget_dead(pause)
+    def _find_young(self) -> None:
+        self._forget_dead()
         for _ in range(MAX_TRIES):
             collections = self._collections
             generations = _YOUNG if collections != self._collections_seen else _YOUNG[:1]
@@ -237,23 +189,16 @@ class LiveTensors:
         with collector_paused():
             self._found.append(_tensors(gc.get_objects()))
             with self.lock:
-                self._take_in(no_pause)
+                self._take_in()
 
-    def _take_in(self, pause: Pause) -> None:
+    def _take_in(self) -> None:
         with without_torch_function():
             for references in self._all_found():
-                part = references[-SLICE:]
-                del references[-SLICE:]
-                if references:  # whoever comes at a pause has the rest of them
-                    self._found.append(references)
-                for reference in part:
+                for reference in references:
                     if (tensor := reference()) is not None:
                         self._add(tensor)
                         del tensor
-                pause()
-                # Here, where it may take several pieces and no tensor is held meanwhile.
-                self._forget_dead(pause)
-            self._forget_dead(pause)
+            self._forget_dead()
 
     def _add(self, tensor: torch.Tensor) -> None:
         # A new tensor can have the identity, and its storage the address, of one that died.
@@ -313,36 +258,29 @@ class LiveTensors:
             if self._storages.get(storage.address) is storage:
                 del self._storages[storage.address]
 
-    def _forget_dead(self, pause: Pause = no_pause) -> None:
+    def _forget_dead(self) -> None:
         known_tensors, died = self._known, self._died
-        count = 0
         while died:
             known = died.popleft()
             if known_tensors.get(known.key) is known:
                 del known_tensors[known.key]
                 self._detach(known)
-            count += 1
-            if count % SLICE == 0:
-                pause()
 
     # --- reading again --------------------------------------------------------------------
 
-    def recheck(self, pause: Pause = no_pause) -> None:
+    def recheck(self) -> None:
         """Read sizes again, of the largest storages and of some more tensors in turn: storages are
         resized (FSDP frees them so) and exchanged (``tensor.data = ...``) under living tensors."""
-        pause = self._letting_go(pause)
         with self.lock, without_torch_function():
             if not self._to_recheck:
                 self._to_recheck = list(self._known.values())
-            part = [s.sample for s in list(self._largest.values())[: 4 * self._top]]
+            part = [s.sample for s in self.largest()]
             part += self._to_recheck[-RECHECK:]
             del self._to_recheck[-RECHECK:]
-            for done, known in enumerate(part, 1):
+            for known in part:
                 if known is not None and (tensor := known()) is not None:
                     self._read_again(known, tensor)
                     del tensor
-                if done % SLICE == 0:
-                    pause()
 
     def _read_again(self, known: TensorRef, tensor: torch.Tensor) -> None:
         try:
@@ -371,26 +309,18 @@ class LiveTensors:
             newest = reversed(self._storages.values())
             return list(takewhile(lambda s: s.number > seen, newest))
 
-    def largest(self, pause: Pause = no_pause) -> list[TensorStorage]:
-        pause = self._letting_go(pause)
+    def largest(self) -> list[TensorStorage]:
+        """The storages with most bytes, as many as asked for, largest first."""
         with self.lock:
             wanted = min(self._top, len(self._storages))
             if len(self._largest) < wanted or len(self._largest) > 64 * self._top:
-                self._choose(pause)
+                self._choose()
             return nlargest(self._top, self._largest.values(), key=lambda s: s.nbytes)
 
-    def _choose(self, pause: Pause) -> None:
+    def _choose(self) -> None:
         """Set the size from which a storage is kept at hand, so that four times as many are
         as are asked for: they may die."""
-        storages = list(self._storages.values())
-        self._largest = {}  # what comes at a pause
-        best: list[TensorStorage] = []
-        for start in range(0, len(storages), 10 * SLICE):
-            part = best + storages[start : start + 10 * SLICE]
-            best = nlargest(4 * self._top, part, key=lambda s: s.nbytes)
-            pause()
-        best += self._largest.values()
-        best = nlargest(4 * self._top, best, key=lambda s: s.nbytes)
+        best = nlargest(4 * self._top, self._storages.values(), key=lambda s: s.nbytes)
         self._cutoff = best[-1].nbytes if best else 0
         self._largest = {s.address: s for s in best if s.nbytes}
 

@@ -73,12 +73,6 @@ class TrackedOperation:
         self._open.remove(operation)
         operation.log.end(operation, kind is not None)
 
-    async def __aenter__(self) -> TrackedOperation:
-        return self.__enter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.__exit__(kind)
-
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function or coroutine function."""
         log, name = self._log, self.name  # an object for each call: a thread ends its own
@@ -173,15 +167,14 @@ class MemoryTracker:
 
     # --- life -----------------------------------------------------------------------------
 
-    def start(self, *, parent_pid: int | None = None, thread: bool = True) -> None:
+    def start(self, *, thread: bool = True) -> None:
         """Begin to track; never raises. What fails is logged, and the tracker stays off.
 
         Args:
-            parent_pid: of the tracked process that this one was forked from.
             thread: False takes no periodic snapshots; for tests, which call ``snapshot``.
         """
         try:
-            self._start(parent_pid, thread)
+            self._start(thread)
         except Exception as e:
             why = f"{type(e).__name__}: {e}"
             log.error("The memory tracker cannot start, and stays off: %s", visible(why))
@@ -189,13 +182,13 @@ class MemoryTracker:
             self._state = RunState.STOPPED
             self._recorder.let_go()
 
-    def _start(self, parent_pid: int | None, thread: bool) -> None:
+    def _start(self, thread: bool) -> None:
         with self._recorder.lock:
             if self._state is not None:
                 return
             self._state = RunState.RUNNING
             self.pid = os.getpid()
-            self._recorder.begin(parent_pid)
+            self._recorder.begin()
         self._on_start()
         # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
         out_of_memory = weakref.WeakMethod(self._out_of_memory)

@@ -129,9 +129,6 @@ class EventColumns:
     """Storages of the tensors passed to operators at or below a leaf, leaf by leaf."""
     use_effect: Bytes  # of each READ, WRITTEN or AMBIGUOUS
     allocations: AllocationTable
-    caching_row: Ints  # rows of the allocation table on a device with a caching allocator
-    caching_reserved: Ints  # bytes that this allocator held from the system after each
-    caching_allocated: Ints  # bytes that it had handed out
     scopes: ScopeTable
     names: list[str]  # of operators, ranges and modules, without repetition
     threads: list[tuple[int, int]]

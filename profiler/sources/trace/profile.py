@@ -126,17 +126,6 @@ class DataFlowProfile:
             name = int(self.columns.leaves.name[self.columns.allocations.leaf[row]])
         return self.columns.names[name] if name >= 0 else None
 
-    def why_unknown(self, storage: int) -> str:
-        """Why a storage has no category, in words."""
-        keyed = storage < self.storages.keys
-        if self.storages.created[storage] >= 0:
-            if keyed:
-                return "made outside of modules, and no gradient depends on it"
-            return "no operator took a tensor in it, and no module made it"
-        if keyed:
-            return "there before the trace, and read by nothing that contributes to a gradient"
-        return "there before the trace, seen only when it was released"
-
     def __repr__(self) -> str:
         return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
 

@@ -157,7 +157,6 @@ class _Reader:
         self.events = 0
         self.names: dict[str, int] = {}
         self.devices: dict[Any, int] = {}
-        self.on_cpu: list[bool] = []
         self.threads: list[tuple[int, int]] = []
 
         # The key of each tensor's first storage, -1 for none; and of the few others by tensor and
@@ -170,7 +169,6 @@ class _Reader:
         self.uses: list[array[int]] = [array(c) for c in "iB"]
         self.allocations = array("q")
         self.unnamed = array("q")  # addresses of allocations without a key
-        self.caching = array("q")
         self.scopes = array("q")
         self.gradients, self.parameters, self.states = array("i"), array("i"), array("i")
         self.function_inputs: list[int] = []
@@ -214,9 +212,7 @@ class _Reader:
         if leaf < 0:
             leaf = self.leaf(start, -1, backward, scope, -1)
         row = (self.events, leaf, key, x.alloc_size, device, start, op, scope)
-        number = _append(self.allocations, row)
-        if not self.on_cpu[device]:
-            _append(self.caching, (number, x.total_reserved, x.total_allocated))
+        _append(self.allocations, row)
 
     def operator(self, event: Any, x: Any, around: _Around) -> _Around:
         """Note an operator and its tensors; returns the surroundings of its children."""
@@ -352,10 +348,7 @@ class _Reader:
 
     def device(self, device: Any) -> int:
         """The number of a device, a new one where it is seen for the first time."""
-        if device not in self.devices:
-            self.devices[device] = len(self.devices)
-            self.on_cpu.append(device.type == "cpu")
-        return self.devices[device]
+        return self.devices.setdefault(device, len(self.devices))
 
     def name(self, name: str) -> int:
         """The number of a name, a new one where it is asked for the first time."""
@@ -380,7 +373,6 @@ class _Reader:
         """The tables as they are now, read from ``kineto``."""
         columns = [*_columns(self.allocations, "iiiqhqii"), frozen(self.unnamed)]
         allocations = AllocationTable(*columns)
-        row, reserved, allocated = _columns(self.caching, "iqq")
         return EventColumns(
             events=self.events,
             keys=self.key_table(allocations),
@@ -388,9 +380,6 @@ class _Reader:
             use_key=frozen(self.uses[0]),
             use_effect=frozen(self.uses[1]),
             allocations=allocations,
-            caching_row=row,
-            caching_reserved=reserved,
-            caching_allocated=allocated,
             scopes=ScopeTable(*_columns(self.scopes, "BiiqqiqB")),
             names=list(self.names),
             threads=self.threads,

@@ -202,10 +202,6 @@ def data_flow_device(
     index = profile.device_index(device)
     peak = int(np.argmax(table.totals))
     time = int(table.time[peak])
-    start, caching = profile.columns.allocations.start, profile.columns.caching_row
-    on_it = profile.columns.allocations.device[caching] == index
-    before = np.flatnonzero(on_it & (start[caching] <= time))
-    last = before[np.argmax(start[caching[before]])] if len(before) else None
     return DataFlowDevice(
         device=device,
         time_ns=(table.time - perf_origin_ns).tolist(),
@@ -216,8 +212,6 @@ def data_flow_device(
         },
         peak=peak,
         live=storages_at(profile, index, time, perf_origin_ns),
-        reserved=None if last is None else int(profile.columns.caching_reserved[last]),
-        allocated=None if last is None else int(profile.columns.caching_allocated[last]),
     )
 
 
@@ -250,7 +244,6 @@ def storages_at(
             frame=lines.get(row),
             created_ns=life[0] - origin if known else None,
             awaited=awaited,
-            why=profile.why_unknown(row) if category is Category.UNKNOWN else "",
         )
         out.append(storage)
     return out

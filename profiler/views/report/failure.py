@@ -66,8 +66,6 @@ def in_a_line(account: DeviceAccount, kept: Sequence[str] = ()) -> str:
     largest = [f"{p.label} {format_bytes(n)}" for p, n in account.by_category().items()][:3]
     if largest:
         text += f". Live: {', '.join(largest)}"
-    if f.reliefs:
-        text += f". Most would help: {f.reliefs[0].change} ({format_bytes(f.reliefs[0].nbytes)})"
     if f.activity:
         text += f". It was {f.activity}: the call is made again without"
     if f.count > 1:

@@ -45,10 +45,6 @@ class DataFlowPeak:
     after_ns: int  # time from the first entry of the profile
     categories: dict[model.Category, int]  # bytes, largest first
     times: int  # number of entries
-    unknown: dict[str, int]  # bytes without a category, by reason, largest first
-    # reserved, allocated: what the caching allocator held then, None if it has none
-    reserved: int | None
-    allocated: int | None
     notes: list[str]  # on the whole run
     views: dict[View, Breakdown]  # what was live then, by line, module and operator
 
@@ -59,7 +55,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
         at = device.peak
         if at is None:
             continue
-        unknown = data_flow_breakdown(device.live, View.CATEGORY).remainder
         shares = [(c, column[at]) for c, column in device.bytes.items() if column[at]]
         out.append(
             DataFlowPeak(
@@ -68,9 +63,6 @@ def data_flow_peaks(profile: model.Profile) -> list[DataFlowPeak]:
                 after_ns=device.time_ns[at] - device.time_ns[0],
                 categories=dict(sorted(shares, key=lambda s: -s[1])),
                 times=len(device.time_ns),
-                unknown={share.key: share.nbytes for share in unknown},
-                reserved=device.reserved,
-                allocated=device.allocated,
                 notes=profile.dataflow.notes if profile.dataflow else [],
                 views={v: data_flow_breakdown(device.live, v) for v in _VIEWS},
             )

@@ -48,7 +48,7 @@ def _of_account(a: model.DeviceAccount, show: Show, peak: DevicePeak | None) -> 
     named = f"{a.name or a.device}, {show(a.total)}{simulated}"
     if a.failure is None:
         return Section("", named, *_about(a, show), parts=every)
-    return Section("", *_failed(a, a.failure, named, show), parts=(_helps(a.failure), *every))
+    return Section("", *_failed(a, a.failure, named, show), parts=every)
 
 
 def _failed(
@@ -73,13 +73,6 @@ def _failed(
     notes += [Note(note, Tone.WARN) for note in a.notes]
     title = f"Out of memory on {a.device}: {words.asked(f, show)} asked for {words.asker(f)}"
     return title, tuple(notes)
-
-
-def _helps(f: model.AllocationFailure) -> Section:
-    columns = (col.Bytes(""), col.Text("", fold=True), col.Frame(""))
-    rows = [(r.nbytes, r.change, r.frame) for r in f.reliefs]
-    title = "What would have helped, and how much at most"
-    return of_rows(title, columns, rows, least=len(rows), lines=True)
 
 
 def _about(a: model.DeviceAccount, show: Show) -> tuple[tuple[Note, ...], tuple[Table, ...]]:

@@ -21,10 +21,10 @@ def dataflow(peaks: Iterable[DataFlowPeak], show: Show) -> Section:
     for p in peaks:
         title = f"Data flow on {p.device}, eager code included: peak {show(p.nbytes)}, "
         title += f"{format_ns(p.after_ns)} into the torch.profiler run"
-        tables = (_categories(p), *map(partial(_by, p), _VIEWS), _unknown(p))
+        tables = (_categories(p), *map(partial(_by, p), _VIEWS))
         shown = tuple(table for table in tables if table.rows)
         name = "data flow by source line, module and operator"
-        notes = tuple(_notes(p, show))
+        notes = tuple(_notes(p))
         view = f"curve dataflow {p.device}"
         parts.append(Section("", title, notes, shown, view=view, name=name, spare=3))
     none = Note(f"The torch.profiler run has {NO_EVENTS}.", Tone.WARN)
@@ -42,11 +42,8 @@ def _categories(p: DataFlowPeak) -> Table:
 _VIEWS = {View.LINE: "source line", View.MODULE: "module", View.NODE: "operator"}
 
 
-def _notes(p: DataFlowPeak, show: Show) -> Iterator[Note]:
+def _notes(p: DataFlowPeak) -> Iterator[Note]:
     yield Note(f"{p.times:,} changes.", detail=True)
-    if p.reserved is not None and p.allocated is not None:
-        idle = show(p.reserved - p.allocated)
-        yield Note(f"The allocator held {show(p.reserved)} then, {idle} of it idle.")
     for note in p.notes:
         yield Note(f"{note}.", detail=True)
 
@@ -62,9 +59,3 @@ def _by(p: DataFlowPeak, view: View) -> Table:
     rows = sorted(rows, key=lambda row: -row[0])
     detail = view is not View.LINE
     return Table(columns, rows, caption=caption, most=_MOST, rest="smaller", detail=detail)
-
-
-def _unknown(p: DataFlowPeak) -> Table:
-    columns = (col.Bytes("bytes"), col.Text("why", fold=True))
-    rows = [(nbytes, why) for why, nbytes in p.unknown.items()]
-    return Table(columns, rows, caption="Without a category", detail=True)

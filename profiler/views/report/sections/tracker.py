@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 
 from memprof.profiler import model
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.format import format_ns, format_share
+from memprof.profiler.views.report.format import format_ns
 from memprof.profiler.views.report.section import NOTHING, Note, Section, Show, Table, Tone
 
 _BRIEF = 5
@@ -45,7 +45,8 @@ def _about(record: model.TrackerRecord) -> Section:
     command = " ".join(os.path.basename(a) if i == 0 else a for i, a in enumerate(m.command))
     span = format_ns(max(m.end_ns - m.start_ns, 0))
     state = _STATES[m.state] + (f" ({m.reason})" if m.reason else "")
-    merged = f", {m.snapshots_merged:,} of them merged into later ones" * bool(m.snapshots_merged)
+    gone = m.snapshots_taken - len(record.snapshots)
+    thinned = f", {gone:,} of them no longer recorded" * (gone > 0)
     seen = f"{m.operations_seen:,} operations"
     if m.operations_dropped:
         seen += f" ({m.operations_dropped:,} are no longer recorded one by one)"
@@ -53,13 +54,9 @@ def _about(record: model.TrackerRecord) -> Section:
         f"Memory tracker · process {m.pid} on {m.host} · {command}",
         f"memprof {m.memprof} · torch {m.torch} · Python {m.python}",
         f"{span} from {began:%Y-%m-%d %H:%M:%S} UTC, {state}",
-        f"{m.snapshots_taken:,} snapshots{merged}, one every {format_ns(m.interval_ns)}; "
-        f"{seen}; the tracker's own time {format_ns(m.cost_ns)} "
-        f"({format_share(m.cost_ns, m.end_ns - m.start_ns)})",
+        f"{m.snapshots_taken:,} snapshots{thinned}, one every {format_ns(m.interval_ns)}; {seen}",
     ]
     notes = [Note(text, detail=i in (1, 3)) for i, text in enumerate(about)]
-    if m.parent_pid is not None:
-        notes.append(Note(f"forked from process {m.parent_pid}, which was tracked too"))
     for pause in m.pauses:
         after = format_ns(pause.start_ns - m.start_ns)
         text = f"disabled for {format_ns(pause.end_ns - pause.start_ns)}, {after} in"
@@ -240,7 +237,6 @@ def _operators(record: model.TrackerRecord, show: Show) -> Section:
     if not o.windows:
         return NOTHING
     span = format_ns(sum(w.end_ns - w.start_ns for w in o.windows))
-    peak = f", at most {show(o.peak_cpu_bytes)} of CPU memory" if o.peak_cpu_bytes else ""
     windows = f"{len(o.windows):,} windows of {span} together"
     windows = f"a window of {span}" if len(o.windows) == 1 else windows
     device = any(s.self_device_ns or s.self_device_bytes for s in o.operators)
@@ -262,7 +258,7 @@ def _operators(record: model.TrackerRecord, show: Show) -> Section:
         rows.append((s.name, *figures))
     table = Table(tuple(columns), rows)
     tables = (table, _sequence(o.sequence)) if o.sequence else (table,)
-    return Section("", f"PyTorch operators in {windows}{peak}", tables=tables)
+    return Section("", f"PyTorch operators in {windows}", tables=tables)
 
 
 def _sequence(calls: list[model.OperatorCall]) -> Table:

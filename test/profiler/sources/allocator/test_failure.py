@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from memprof.profiler.model import (
-    RECOMPUTED,
     Category,
     DeviceAccount,
-    Held,
-    SourceFrame,
     WhyNot,
 )
-from memprof.profiler.sources.allocator.failure import CONTEXT, explain_failure, reliefs
+from memprof.profiler.sources.allocator.failure import explain_failure
 from memprof.profiler.sources.allocator.holders import Holders
 from memprof.profiler.sources.allocator.variables import variables
 from memprof.profiler.views.report.failure import why
@@ -84,31 +81,6 @@ def test_pieces_of_the_other_kind_are_of_no_use() -> None:
     assert (found.free, found.largest_free) == (21 * MIB, MIB)
 
 
-def test_what_would_have_helped() -> None:
-    line = SourceFrame("train.py", 3, "f", "loss.backward()")
-    rows = [
-        Held(Category.ACTIVATION, 300 * MIB, 2, frame=line),
-        Held(Category.ACTIVATION, 100 * MIB, 2),
-        Held(Category.ACTIVATION, 900 * MIB, 2, detail=RECOMPUTED),  # which a checkpoint does
-        Held(Category.GRADIENT, 50 * MIB, 1, frame=line),
-        Held(Category.TENSOR, 40 * MIB, 1, holder="debug[...], global of train.py"),
-        Held(Category.OPTIMIZER_STATE, 2 * MIB, 1),  # not worth a word
-    ]
-    failure = explain_failure([segment(("used", 2500), ("free", 80), ("used", 1))], **request(64))
-    reserved = 2581 * MIB
-    found = reliefs(failure, rows, reserved=reserved, phase="forward", expandable=False)
-    assert [r.nbytes // MIB for r in found] == [
-        (failure.outside - CONTEXT) // MIB,
-        *(400, 80, 50, 40),
-    ]
-    assert found[1].frame == line
-    assert "expandable_segments" in found[2].change
-    assert "zero_grad" in found[3].change
-    assert found[4].change.endswith("most of all debug[...], global of train.py")
-    found = reliefs(failure, rows, reserved=reserved, phase="backward", expandable=True)
-    assert not any("expandable" in r.change or "zero_grad" in r.change for r in found)
-
-
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
@@ -124,12 +96,6 @@ def test_under_a_limit_it_is_said_what_the_limit_leaves(asked: dict[str, Any], s
     failure = explain_failure([segment(("used", 940), ("free", 60))], **asked)
     account = DeviceAccount("cuda:0", total=4 * GIB, reserved=1000 * MIB, failure=failure)
     assert says in why(account, failure, format_bytes)
-    (relief,) = (
-        r
-        for r in reliefs(failure, [], reserved=account.reserved, phase="", expandable=False)
-        if "memory_fraction" in r.change
-    )
-    assert relief.nbytes == (3000 - 24) * MIB
 
 
 kept: list[Any] = []

@@ -270,7 +270,6 @@ def test_eager_code(tmp_path: Path, eager: bool) -> None:
     assert "the checkpoint" in found["checkpoint"].code
     report = found["fraction"]
     assert report.failure.why is WhyNot.LIMIT
-    assert report.failure.reliefs[0].change.startswith("a higher torch.cuda.set_per_process")
     assert found["too_large"].failure.why is WhyNot.TOO_LARGE
     assert not (tmp_path / "survives.memprof").exists()
     lines = [line for line in log.splitlines() if line.startswith("Out of memory on cuda:0")]
@@ -439,8 +438,6 @@ def test_fragmentation(tmp_path: Path) -> None:
     report = Reports(tmp_path)["pieces"]
     assert report.failure.why is WhyNot.PIECES
     assert report.failure.largest_free < 20 * MIB < 90 * MIB < report.failure.free
-    helps = [r.change for r in report.failure.reliefs]
-    assert any("expandable_segments:True" in change for change in helps)
     assert "halves[...], global of program.py" in report.text
 
 

@@ -10,7 +10,6 @@ def snapshot(
     highest: int = 0,
     kind: SnapshotKind = SnapshotKind.PERIODIC,
     name: str = "",
-    merged: int = 0,
 ) -> MemorySnapshot:
     return MemorySnapshot(
         time_ns,
@@ -18,5 +17,4 @@ def snapshot(
         name,
         total_bytes=highest,
         devices={"cpu": TrackedDevice(tensor_bytes=highest, highest_bytes=highest)},
-        merged=merged,
     )

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from counting import LineCounter, lines_run
+from counting import lines_run
 
 from memprof.profiler.model import SnapshotKind
-from memprof.profiler.sources.process import operations, tensors as tensors_module
+from memprof.profiler.sources.process import operations
 from memprof.profiler.sources.process.settings import TrackerSettings
-from memprof.profiler.sources.process.tensors import SLICE, STRETCH_NS, Pace
 from memprof.profiler.sources.process.tracker import MemoryTracker
 
 Begin = Callable[[], MemoryTracker]
@@ -54,48 +53,8 @@ def test_a_snapshot_costs_what_is_new_not_what_is_there(begin: Begin) -> None:
         return lines
 
     few, many = cost(2_000), cost(20_000)
-    # Ten times of few if it were what is there; threads that are let run in between take some.
+    # Ten times of few if it were what is there.
     assert many < 2 * few
-
-
-def test_a_snapshot_lets_others_run_in_between(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN much to do in one snapshot: many new tensors, and many that died at once
-    tensors = [torch.empty(16 + i % 64) for i in range(4_000)]
-    tracker = begin()
-    tensors[::2] = [torch.empty(8) for _ in tensors[::2]]
-    stretches: list[int] = []
-    with LineCounter() as lines:
-        monkeypatch.setattr(Pace, "__call__", lambda self: stretches.append(lines.count))
-        tracker.snapshot(SnapshotKind.PERIODIC)
-    # THEN it asks whether a pause is due every some dozen tensors
-    stretches = [b - a for a, b in zip([0, *stretches], [*stretches, lines.count], strict=True)]
-    assert sum(stretches) > 100_000
-    assert max(stretches) < 200 * SLICE, sorted(stretches)[-5:]
-
-
-def test_a_pause_comes_when_a_piece_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, slept = 0, 0
-
-    class Clock:
-        @staticmethod
-        def perf_counter_ns() -> int:
-            return now
-
-        @staticmethod
-        def sleep(_: float) -> None:
-            nonlocal slept
-            slept += 1
-
-    monkeypatch.setattr(tensors_module, "time", Clock)
-    pace = Pace()
-    for at, pauses in ((STRETCH_NS - 1, 0), (STRETCH_NS, 1)):
-        now = at
-        pace()
-        assert slept == pauses
-    pace()  # the next piece began with the pause
-    assert slept == 1
 
 
 def test_an_operation_costs_the_same_however_many_there_were(

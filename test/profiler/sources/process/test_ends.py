@@ -263,7 +263,6 @@ def test_a_forked_worker_can_have_its_own(tmp_path: Path) -> None:
     found = [record(tmp_path, i) for i in range(2)]
     assert [len(files(tmp_path)), done.stderr] == [2, ""]
     child = next(r for r in found if r.metadata.pid != parent)
-    assert child.metadata.parent_pid == parent
     assert [s.name for s in child.operation_summary] == ["child"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import gc
 import itertools
@@ -27,7 +26,7 @@ from memprof.profiler.model import (
 from memprof.profiler.sources.process import (
     operations as operations_module,
     places as places_module,
-    tensors as tensors_module,
+    sources as sources_module,
 )
 from memprof.profiler.sources.process.operations import Operation, OperationLog
 from memprof.profiler.sources.process.settings import TrackerSettings
@@ -179,7 +178,7 @@ def test_tasks_take_turns_on_a_thread(tracker: MemoryTracker) -> None:
     @tracker.track_operation("request")
     async def request(i: int) -> None:
         await asyncio.sleep(0.01)
-        async with tracker.track_operation("inference"):
+        with tracker.track_operation("inference"):
             await asyncio.sleep(0.01)
 
     async def serve() -> None:
@@ -301,7 +300,7 @@ class Devices:
     def __init__(self) -> None:
         self.now = self.mark = 0
 
-    def brief(self) -> dict[str, tuple[int, int]]:
+    def read(self) -> dict[str, tuple[int, int]]:
         return {"cuda:0": (self.now, self.mark)}
 
     def use(self, nbytes: int) -> None:
@@ -311,7 +310,8 @@ class Devices:
 
 def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices()
-    sources = dataclasses.replace(tracker._recorder.sources, accelerators=devices)  # type: ignore[arg-type]
+    monkeypatch.setattr(sources_module, "allocated_and_highest", devices.read)
+    sources = tracker._recorder.sources
     log = OperationLog(sources, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
     tracker._recorder.operations = log
     with tracker.track_operation("first"):
@@ -370,34 +370,6 @@ def test_short_operations_have_figures_now_and_then(tmp_path: Path) -> None:
     cpu = columns.memory["cpu"]
     assert [b >= 0 for b in cpu.before] == [b >= 0 for b in cpu.after] == known
     assert short.devices["cpu"].measured == 6
-
-
-def test_an_edge_does_not_give_up_where_a_snapshot_is_taken(tracker: MemoryTracker) -> None:
-    # GIVEN a snapshot that has found many tensors and pauses after the first ones
-    new = [torch.empty(10) for _ in range(10 * tensors_module.SLICE)]
-    before = tracker._recorder.sources.tensors.sums()
-    paused, go_on = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        paused.set()
-        go_on.wait(60)
-
-    thread = threading.Thread(target=lambda: tracker._recorder.sources.tensors.look(pause))
-    thread.start()
-    assert paused.wait(60)
-    # WHEN an operation begins and ends meanwhile
-    with tracker.track_operation("a"):
-        kept = torch.empty(1000)
-    go_on.set()
-    thread.join()
-    # THEN it has its figures, and all that the snapshot had found
-    (a,) = tracker.record().operation_summary
-    assert (a.tensor_bytes_delta, a.tensors_delta, a.tensors_measured) == (4000, 1, 1)
-    assert tracker._recorder.sources.tensors.sums() == (
-        before[0] + len(new) * 40 + 4000,
-        before[1] + len(new) + 1,
-    )
-    del kept
 
 
 def test_a_snapshot_that_does_not_let_go_is_not_waited_for(

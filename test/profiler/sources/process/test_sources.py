@@ -130,13 +130,3 @@ def test_the_highest_is_not_that_of_the_process_that_started_this_one() -> None:
     assert first < resident[0] - 300 * mib
     assert more == pytest.approx(300 * mib, rel=0.1)
     kept.close()
-
-
-@pytest.mark.skipif(ProcessMemory().allocated() is None, reason="needs glibc")
-def test_allocated_memory() -> None:
-    memory = ProcessMemory()
-    kept = torch.ones(50_000_000)
-    allocated = memory.allocated()
-    assert allocated is not None
-    assert allocated >= 200_000_000
-    del kept

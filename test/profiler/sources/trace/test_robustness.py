@@ -232,7 +232,7 @@ class TestContradictions:
         profile = profile_memory(Result(*trace()))
         assert [action for action, _, _ in entries(profile)] == changes
 
-    def test_several_devices_with_a_caching_allocator(self) -> None:
+    def test_several_devices(self) -> None:
         # GIVEN one storage on each of three devices, the largest on the second GPU
         profile = profile_memory(
             Result(
@@ -245,10 +245,6 @@ class TestContradictions:
         assert profile.devices == ["cpu", "cuda:0", "cuda:1"]
         peaks = {d: at_peak(profile, d).total for d in profile.devices}
         assert peaks == {"cpu": 16, "cuda:0": 512, "cuda:1": 1024}
-        # THEN what the allocator says of itself is reported, where there is one
-        cpu, _, gpu = data_flow_columns(profile).devices
-        assert cpu.reserved is None
-        assert (gpu.reserved, gpu.allocated) == (4096, 1000)
 
     def test_storages_without_a_tensor(self) -> None:
         # GIVEN scratch within an operator, a release without an allocation, and an address

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from memprof.profiler import MemoryProfile, data_flow_device, profile_memory
+from memprof.profiler import MemoryProfile, profile_memory
 from memprof.profiler.live.attribution import View
 from memprof.profiler.sources.trace.to_model import by_category, data_flow_columns
 
@@ -44,14 +44,9 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
 
     profile = profile_memory(prof, modules=case.model, optimizers=opt)
     assert profile.devices == ["cpu", "cuda:0"]
-    found, device = at_peak(profile, "cuda:0"), data_flow_device(profile, "cuda:0")
+    found = at_peak(profile, "cuda:0")
     assert found.attributed == found.total > 0
     assert found.remainder == ()
-    # The allocator holds at least what is live, in blocks of 2 MiB.
-    assert device.reserved is not None
-    assert device.allocated is not None
-    assert device.reserved >= device.allocated
-    assert device.reserved % (2 << 20) == 0
     assert (by_category(profile, "cuda:0").bytes >= 0).all()
     # Modules of the backward come from the sequence numbers, across threads.
     assert {"0", "2", "4"} <= {s.key for s in at_peak(profile, "cuda:0", View.MODULE).parts} | {

@@ -65,5 +65,6 @@ def test_doctor_without_torch_says_so() -> None:
     assert re.search(r"^fail +torch +not installed -> pip install torch$", done.stdout, re.M)
     assert done.stdout.count("No module named") == 0
     said = " ".join(done.stdout.split())
-    works = "see `fail`. These work: memprof report. Next: pip install torch (torch)"
-    assert said.endswith(f"memprof does not work here as a backend: {works}")
+    works = "Files can be read: memprof report, diff and export need no torch."
+    fails = "memprof does not work here as a backend: see `fail`."
+    assert said.endswith(f"{fails} {works} Next: pip install torch (torch)")

@@ -126,7 +126,11 @@ def test_bytes_a_call_of_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.simgpu)])
-def test_no_kind_of_step_leaves_an_object(tmp_path: Path, device: str) -> None:
+def test_no_kind_of_step_leaves_an_object(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The log of calls is full from the first round on.
+    monkeypatch.setattr("memprof.compile_backend.session.profiling.LOG_CALLS", 64)
     model = torch.compile(nn.Sequential(nn.Linear(8, 16), nn.ReLU()).to(device), backend="memprof")
     x = torch.ones(2, 8, device=device)
 

@@ -10,8 +10,6 @@ import pytest
 from .test_attribution import test_between_calls
 from .test_compiled import (
     test_buffers_that_are_written_to,
-    test_dropout_differs_from_replay_to_replay_and_repeats_with_its_seed,
-    test_dynamic_batch_sizes,
     test_outputs_that_are_aliases,
     test_resets_with_torchs_own_trees_in_the_same_process,
     test_training,
@@ -42,8 +40,6 @@ __all__ = [
     "test_an_output_that_is_the_next_steps_argument_is_used_with_its_value",
     "test_between_calls",
     "test_buffers_that_are_written_to",
-    "test_dropout_differs_from_replay_to_replay_and_repeats_with_its_seed",
-    "test_dynamic_batch_sizes",
     "test_outputs_clone_keeps_every_value",
     "test_outputs_outlive_their_functions",
     "test_outputs_that_are_aliases",

@@ -147,12 +147,13 @@ def test_a_worker_whose_layers_share_an_allocation(monkeypatch: pytest.MonkeyPat
     of_layers = [SimpleNamespace(size=10 * MIB, layer_stride=MIB) for _ in range(4)]
     config = SimpleNamespace(kv_cache_tensors=of_layers, num_blocks=10)
     worker = SimpleNamespace(
-        model_runner=SimpleNamespace(model_memory_usage=MIB, kv_cache_config=config),
+        model_runner=SimpleNamespace(model_memory_usage=MIB),
         total_consumed=2 * MIB,
         peak_activation_memory=5 * MIB,
         cudagraph_memory_estimate=3 * MIB,
     )
     monkeypatch.setattr(vllm, "_workers", [worker])
+    monkeypatch.setitem(vllm._caches, id(worker), config)
     found = vllm.serving()
     assert found is not None
     assert (found.kv_cache, found.blocks, found.activations) == (10 * MIB, 10, 2 * MIB)

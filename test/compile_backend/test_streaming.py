@@ -19,7 +19,7 @@ from torch import nn
 
 import memprof
 import memprof.compile_backend.session.streaming
-from memprof.compile_backend.session.runtime import RUNTIME
+from memprof.compile_backend.session.runtime import RUNTIME, CallLog
 from memprof.profiler.file.profile_file import encode_profile, read_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.running_job import JobFile, Writer
@@ -130,6 +130,7 @@ def test_no_kind_of_step_leaves_an_object(
     tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The log of calls is full from the first round on.
+    monkeypatch.setattr(RUNTIME, "calls", CallLog(64))
     monkeypatch.setattr("memprof.compile_backend.session.profiling.LOG_CALLS", 64)
     model = torch.compile(nn.Sequential(nn.Linear(8, 16), nn.ReLU()).to(device), backend="memprof")
     x = torch.ones(2, 8, device=device)

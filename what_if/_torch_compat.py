@@ -9,19 +9,6 @@ from typing import Any
 from memprof.simulated_cuda.after_import import after_import
 
 
-def allocate_by(settings: Callable[[], str]) -> None:
-    """Give the allocator all its settings, as in ``PYTORCH_ALLOC_CONF``, when CUDA starts; an empty
-    text leaves what it has read."""
-    import torch
-
-    def put() -> None:
-        text = settings()
-        if text:
-            torch._C._accelerator_setAllocatorSettings(text)
-
-    on_cuda_start(put)
-
-
 def on_cuda_start(do: Callable[[], object]) -> None:
     """Call ``do`` as CUDA starts in a process, or now if it has; a forked process does so too."""
     import torch

@@ -85,11 +85,6 @@ def has_moved(entry: LedgerEntry) -> bool:
     return _cause(entry) is TreeCause.MOVED
 
 
-def writes_to_copied(entry: LedgerEntry) -> bool:
-    """Whether code ran without a CUDA graph because it writes to inputs that a graph would copy."""
-    return entry.kind is LedgerKind.SKIP and _cause(entry) is TreeCause.WRITES_TO_COPIED
-
-
 def _cause(entry: LedgerEntry) -> TreeCause | None:
     return entry.tree.cause if entry.tree is not None else None
 

@@ -36,12 +36,10 @@ class WhyNot(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """A change that would have made room: bytes at most, the change in words, and the source line
-    that it is about, None where that is no single one."""
+    """A change that saves memory: bytes at most, and the change in words."""
 
     nbytes: Int
     change: str
-    frame: SourceFrame | None = None
 
 
 @dataclass(slots=True)

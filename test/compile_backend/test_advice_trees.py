@@ -24,33 +24,6 @@ def findings(step: Any, steps: int = 8, **options: Any) -> dict[FindingKind, Fin
     return {f.kind: f for f in advise(session.profile())}
 
 
-def test_outputs_that_are_kept() -> None:
-    kept: list[torch.Tensor] = []
-    compiled = torch.compile(
-        lambda x: x + 1, backend="memprof", options={"outputs": "clone"}, dynamic=False
-    )
-    x = torch.ones(SIZE, device="cuda")
-
-    def keeping(i: int) -> None:
-        kept.append(compiled(x))
-
-    with torch.no_grad():
-        found = findings(keeping)
-    assert FindingKind.OUTPUT_CLONE in found
-    assert found[FindingKind.OUTPUT_CLONE].nbytes == 4 * SIZE
-    assert found[FindingKind.OUTPUT_CLONE].evidence[0].count >= 2
-
-
-def test_outputs_that_are_let_go() -> None:
-    compiled = torch.compile(
-        lambda x: x + 1, backend="memprof", options={"outputs": "clone"}, dynamic=False
-    )
-    x = torch.ones(SIZE, device="cuda")
-    with torch.no_grad():
-        found = findings(lambda i: compiled(x).sum())
-    assert FindingKind.OUTPUT_CLONE not in found
-
-
 def moving(moves: bool, often: int = 1) -> dict[FindingKind, Finding]:
     torch._dynamo.reset()
     module = nn.Linear(1024, 1024, bias=False).cuda()
@@ -82,23 +55,6 @@ def test_a_parameter_that_moves() -> None:
     assert "weight was at another address" in finding.evidence[0].text
     # and never.
     assert FindingKind.MOVING_ADDRESS not in moving(False)
-
-
-def sizes(counts: list[int]) -> dict[FindingKind, Finding]:
-    compiled = torch.compile(lambda x: x * 2 + 1, backend="memprof", dynamic=True)
-
-    def step(i: int) -> None:
-        compiled(torch.ones(counts[i % len(counts)], device="cuda"))
-
-    with torch.no_grad():
-        return findings(step, steps=4 * len(counts))
-
-
-def test_many_sizes() -> None:
-    found = sizes([SIZE, 2 * SIZE, 3 * SIZE, 4 * SIZE, 5 * SIZE])
-    assert FindingKind.SHAPES in found
-    assert len(found[FindingKind.SHAPES].evidence) == 5
-    assert FindingKind.SHAPES not in sizes([SIZE, 2 * SIZE])
 
 
 def test_a_cache_that_the_graph_writes_to() -> None:

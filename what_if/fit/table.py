@@ -72,7 +72,6 @@ def largest(
     fits: dict[int, int] = {}
     low, high = -1, count
     widths: list[int] = []
-    stride = 1
     last: Tried | None = None
     while high - low > 1:
         middle = (low + high) // 2
@@ -91,11 +90,7 @@ def largest(
             index = max(high - math.ceil(max(last.short / _slope(points), least)), middle)
         elif _reaches(points, memory) >= high < count:
             index = middle
-        elif low >= 0 and _reaches(points, memory) <= low + stride:
-            # The line says that it is full; where it fits all the same, strides get longer.
-            index = low + stride
-            stride *= 2
-        else:
+        else:  # at least the next one, where the line says that it is full
             index = _reaches(points, memory)
         index = min(max(index, low + 1), high - 1)
         last = probe(index)

@@ -8,14 +8,13 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 
 from memprof.profiler.support.run_main import CannotRun
 from memprof.simulated_cuda.after_import import after_import
-from memprof.what_if._torch_compat import allocate_by
 
 from .command_line import BadInput
 
@@ -172,10 +171,13 @@ def change_of(text: str) -> Change:
 
 def is_idle(text: str, changed: Collection[str], partitions: int) -> bool:
     """Tells whether a change found nothing to change in this process, which ``changed`` these:
-    without a graph that was partitioned into forward and backward a budget has changed nothing."""
+    without a graph that was partitioned into forward and backward a budget has changed nothing, and
+    neither has an option of the allocator whose variable the program has set anew."""
     change = change_of(text)
+    if change.allocator:
+        return any(change.allocator not in os.environ.get(name, "") for name in _CONFS)
     if not change.setting:
-        return not change.allocator and text not in changed
+        return text not in changed
     if change.setting.startswith(f"{BUDGET_SETTING}="):
         return partitions == 0
     return parse_setting(change.setting).module not in sys.modules
@@ -190,22 +192,6 @@ def environment_of(changes: tuple[str, ...], base: Mapping[str, str]) -> dict[st
     before = (base.get(_CONF) or base.get(_OLD_CONF) or "").split(",")
     kept = [o for o in before if o and o.partition(":")[0].strip() not in names]
     return dict.fromkeys(_CONFS, ",".join([*kept, *options]))
-
-
-def keep_allocating(text: str, on_change: Callable[[str], None]) -> None:
-    """Make a change of the allocator's settings again where the script sets some itself before CUDA
-    starts, and tell ``on_change`` of it; before torch is imported."""
-    given = dict(os.environ)
-
-    def settings() -> str:
-        name = next((n for n in _CONFS if os.environ.get(n) != given.get(n)), None)
-        if name is None:
-            return ""
-        on_change(f"in {name}, which the program sets itself")
-        os.environ.update(environment_of((text,), {_CONF: os.environ.get(name, "")}))
-        return os.environ[name]
-
-    after_import("torch", lambda torch: allocate_by(settings))
 
 
 def settings_of(changes: tuple[str, ...]) -> tuple[str, ...]:

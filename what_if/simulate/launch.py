@@ -32,7 +32,6 @@ from memprof.what_if._torch_compat import fake_votes
 from .changes import (
     change_of,
     is_idle,
-    keep_allocating,
     parse_setting,
     put_settings,
     unused_settings,
@@ -160,9 +159,7 @@ class _Run:
         classes = {}
         for text in self._request.changes:
             change = change_of(text)
-            if change.allocator:
-                keep_allocating(text, functools.partial(self._changed.__setitem__, text))
-            elif change.blocks is not None:
+            if change.blocks is not None:
                 classes[text] = change.blocks
         if classes:
             Checkpointed(classes, self._changed.__setitem__).install()

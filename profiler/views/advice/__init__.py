@@ -3,17 +3,14 @@
 Note [When something is worth a finding]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A finding costs its reader minutes, so it must be worth them: it names bytes that a change can
-save, at least ``MIN_SHARE`` (2 %) of the peak, or of the pool where it is about one, and at least
-``MIN_BYTES`` (1 MiB). Bytes are an upper bound: a change can cost others elsewhere. A kind gives
-at most ``PER_KIND`` findings and all together at most ``MOST``, largest first. Where nothing is
-worth it there are none.
+save, at least ``MIN_SHARE`` (2 %) of the peak and at least ``MIN_BYTES`` (1 MiB). Bytes are an
+upper bound: a change can cost others elsewhere. A kind gives at most ``PER_KIND`` findings and all
+together at most ``MOST``, largest first. Where nothing is worth it there are none.
 
 * **recompute**: activations in the live set of the peak, by the module to checkpoint for them, with
   layer numbers left out, or by source line. Bytes are those that are kept: what a checkpoint keeps
   all the same, its inputs, and whether another instant is the fullest then, nobody looks at. A
   module whose matrix products a backward computes again is checkpointed already.
-* **output clone**: outputs that ``outputs="clone"`` had to move out of the trees' pool at least
-  ``MIN_TIMES`` (2) times, because they were held when the next step began.
 * **static input**: inputs that a replayed graph copies into its own buffer in every replay although
   they stay where they are: module or optimizer state that was not declared static, memory that the
   graph writes to (which keeps it from being recorded at all). A batch that is new at every step is
@@ -21,8 +18,6 @@ worth it there are none.
 * **address that moves**: functions recorded again at least ``MIN_TIMES`` times because the address
   of an input was another one; the bytes are the input's. And functions that the trees have stopped
   recording because inputs keep moving, whatever their bytes: that costs time in each step.
-* **shapes**: functions recorded for at least ``MIN_SIZES`` (4) combinations of sizes; the bytes are
-  those of all sizes but the largest, warm-ups included, which padding to it would save.
 * **large output**: logits and what a loss makes of them, from ``MIN_OUTPUT_SHARE`` (10 %) of the
   peak on: Note [What are logits] in ``logits.py``. They are in no other finding.
 """
@@ -37,7 +32,7 @@ from memprof.profiler.live.timeline import Timeline
 from memprof.profiler.model import Profile
 
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
-from .graph_trees import moving_addresses, output_clones, shapes, static_inputs
+from .graph_trees import moving_addresses, static_inputs
 from .logits import of_compiled
 from .recompute import recompute
 
@@ -65,10 +60,8 @@ def advise(
     kinds = (
         (finding for finding, _ in compiled),
         recompute(timeline, attribution, threshold, {m for _, of in compiled for m in of}),
-        output_clones(profile, threshold),
         static_inputs(profile, threshold),
         moving_addresses(profile, threshold),
-        shapes(profile),
     )
     findings = [finding for kind in kinds for finding in islice(kind, PER_KIND)]
     return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

@@ -16,7 +16,6 @@ PER_KIND = 2
 MIN_SHARE = 0.02
 MIN_BYTES = 1 << 20
 MIN_TIMES = 2
-MIN_SIZES = 4
 MIN_OUTPUT_SHARE = 0.1
 
 
@@ -24,10 +23,8 @@ class FindingKind(str, Enum):
     """Subject of a finding; see Note [When something is worth a finding]."""
 
     RECOMPUTE = "recompute"
-    OUTPUT_CLONE = "output_clone"
     STATIC_INPUT = "static_input"
     MOVING_ADDRESS = "moving_address"
-    SHAPES = "shapes"
     LARGE_OUTPUT = "large_output"
 
 
@@ -75,18 +72,3 @@ def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[Live
     """Yields each item that is live at the peak, and its site; nothing if there is no peak."""
     for i in timeline.at_peak():
         yield i, attribution.site(i.graph, i.storage, i.owner, i.line)
-
-
-def together(
-    evidence: list[Evidence],
-    threshold: int,
-    kind: FindingKind,
-    title: str,
-    whose: str,
-    change: str,
-) -> Iterator[Finding]:
-    """Yields one finding of all the evidence, if it adds up to ``threshold`` bytes."""
-    nbytes = sum(e.nbytes for e in evidence)
-    if nbytes >= threshold:
-        ordered = tuple(sorted(evidence, key=lambda e: -e.nbytes))
-        yield Finding(kind, title, nbytes, whose, change, ordered)

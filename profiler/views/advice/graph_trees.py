@@ -8,9 +8,6 @@ from collections.abc import Iterator, Sequence
 from memprof.profiler.live.trees import (
     has_moved,
     inputs_to_blame,
-    pool_bytes,
-    pool_growth,
-    writes_to_copied,
 )
 from memprof.profiler.model import (
     GraphRecord,
@@ -25,44 +22,7 @@ from memprof.profiler.model import (
 )
 
 from . import finding
-from .finding import Evidence, Finding, FindingKind, together
-
-
-def output_clones(profile: Profile, threshold: int) -> Iterator[Finding]:
-    graphs: dict[int | None, GraphRecord] = {g.id: g for g in profile.graphs}
-    times: Counter[tuple[int | None, int]] = Counter()
-    for entry, tree in _of_trees(profile, LedgerKind.MOVED_OUT):
-        if tree.cause is TreeCause.HELD:
-            for index in tree.outputs:
-                times[entry.graph, index] += entry.count
-    evidence = []
-    for (graph_id, index), count in times.items():
-        graph = graphs.get(graph_id)
-        if count < finding.MIN_TIMES or graph is None:
-            continue
-        node = graph.outputs[index].name if index < len(graph.outputs) else None
-        source = graph.nodes.get(node or "")
-        text = f"output {index} was held when the next step began"
-        where = (source.module_path, source.frame) if source else (None, None)
-        nbytes = _output_bytes(graph, index)
-        evidence.append(Evidence(text, nbytes, count, graph.label, node, *where))
-    yield from together(
-        evidence,
-        threshold,
-        FindingKind.OUTPUT_CLONE,
-        "outputs that are held beyond their step are copied out of the pool in every step",
-        "outside the pool",
-        "let go of them before the next step begins (del, or keep loss.item() and "
-        "detached copies of the part you need), or copy them once into a buffer of your own",
-    )
-
-
-def _output_bytes(graph: GraphRecord, index: int) -> int:
-    storages = [s for p in graph.programs for s in p.storages if index in s.outputs]
-    if storages:
-        return max(s.nbytes for s in storages)
-    return (graph.outputs[index].nbytes or 0) if index < len(graph.outputs) else 0
-
+from .finding import Evidence, Finding, FindingKind
 
 _STATE = {Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE}
 _GIVEN = {*_STATE, Role.USER_INPUT, Role.PARAMETER_GRADIENT}
@@ -71,10 +31,10 @@ _GIVEN = {*_STATE, Role.USER_INPUT, Role.PARAMETER_GRADIENT}
 def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
     times: Counter[int | None] = Counter()
     skipped: set[int | None] = set()
-    for entry, _ in _of_trees(profile, LedgerKind.REPLAY, LedgerKind.SKIP):
+    for entry, tree in _of_trees(profile, LedgerKind.REPLAY, LedgerKind.SKIP):
         if entry.kind is LedgerKind.REPLAY:
             times[entry.graph] += entry.count
-        elif writes_to_copied(entry):
+        elif tree.cause is TreeCause.WRITES_TO_COPIED:
             times[entry.graph] += entry.count
             skipped.add(entry.graph)
     evidence = []
@@ -95,17 +55,20 @@ def static_inputs(profile: Profile, threshold: int) -> Iterator[Finding]:
             if not why:
                 continue
             text = f"{value.label}: {why}"
-            nbytes, count = storage.nbytes, times[graph.id]
-            evidence.append(Evidence(text, nbytes, count, graph.label, value.name))
-    yield from together(
-        evidence,
-        threshold,
-        FindingKind.STATIC_INPUT,
-        "inputs that stay where they are and yet are copied in every replay, or prevent it",
-        "in such inputs",
-        "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
-        "or make them parameters or buffers of the compiled module",
-    )
+            evidence.append(
+                Evidence(text, storage.nbytes, times[graph.id], graph.label, value.name)
+            )
+    nbytes = sum(e.nbytes for e in evidence)
+    if nbytes >= threshold:
+        yield Finding(
+            FindingKind.STATIC_INPUT,
+            "inputs that stay where they are and yet are copied in every replay, or prevent it",
+            nbytes,
+            "in such inputs",
+            "declare them static before the first call: torch._dynamo.mark_static_address(tensor), "
+            "or make them parameters or buffers of the compiled module",
+            tuple(sorted(evidence, key=lambda e: -e.nbytes)),
+        )
 
 
 def _entering(graph: GraphRecord) -> list[Storage]:
@@ -189,48 +152,7 @@ def _moving_inputs(
     return tuple(sorted(found, key=lambda e: -e.nbytes))
 
 
-def shapes(profile: Profile) -> Iterator[Finding]:
-    threshold = _pool_threshold(profile)
-    by_function: dict[tuple[str, str], dict[tuple[int, ...], int]] = defaultdict(Counter)
-    # What a warm-up has asked of the pool a recording often finds there.
-    grown: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
-    for entry, tree in _of_trees(
-        profile, LedgerKind.WARM_UP, LedgerKind.RECORD, LedgerKind.RERECORD
-    ):
-        if has_moved(entry):
-            continue
-        grown[tree.device, tree.function, tree.key] += pool_growth(entry)
-        if entry.kind is not LedgerKind.WARM_UP:
-            by_function[tree.device, tree.function][tree.key] += entry.count
-    found = []
-    pools = pool_bytes(profile.ledger)
-    for (device, function), keys in by_function.items():
-        costs = sorted(((grown[device, function, k], k, n) for k, n in keys.items()), reverse=True)
-        nbytes = sum(marginal for marginal, _, _ in costs[1:])
-        nbytes = min(nbytes, pools.get(device, nbytes))  # What made other pools grow is gone.
-        if len(costs) >= finding.MIN_SIZES and nbytes >= threshold:
-            found.append((nbytes, device, function, costs))
-    for nbytes, device, function, costs in sorted(found, reverse=True):
-        yield Finding(
-            FindingKind.SHAPES,
-            f"{function} has recordings for {len(costs)} combinations of sizes on {device}",
-            nbytes,
-            "of the pool",
-            "pad inputs to a few sizes, or call the rare ones without a graph "
-            '(options={"graphs": False})',
-            tuple(
-                Evidence(f"sizes {', '.join(map(str, key)) or '()'}", marginal, count, function)
-                for marginal, key, count in costs
-            ),
-        )
-
-
 def _of_trees(profile: Profile, *kinds: LedgerKind) -> Iterator[tuple[LedgerEntry, TreeDetail]]:
     for entry in profile.ledger:
         if entry.kind in kinds and entry.tree is not None:
             yield entry, entry.tree
-
-
-def _pool_threshold(profile: Profile) -> int:
-    pool = max(pool_bytes(profile.ledger).values(), default=0)
-    return max(finding.MIN_BYTES, int(finding.MIN_SHARE * pool))

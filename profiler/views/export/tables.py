@@ -1,4 +1,7 @@
-"""A profile as pandas tables: what a row and a column of each is, docs/exports.md says."""
+"""A profile as pandas tables: what a row and a column of each is, docs/exports.md says.
+
+A tracker's record is a row a snapshot in its JSON already.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,6 @@ _COLUMNS = {
     "live_bytes:int",
     "blocks": "device block:int memory:int nbytes:int category graph:int label buffer "
     "generated_line:int node op module file line:int code fqn outside unattributed",
-    "snapshots": "time_ns:int kind name device tensor_bytes:int tensors:int allocated_bytes:int "
-    "reserved_bytes:int resident_bytes:int",
-    "operations": "operation:int parent:int path lane start_ns:int end_ns:int failed:bool "
-    "tensor_bytes_before:int tensor_bytes_after:int device bytes_before:int bytes_after:int "
-    "peak_bytes:int",
     "account": "device category detail nbytes:int blocks:int compiled:bool modules nodes file "
     "line:int code",
 }
@@ -48,8 +46,6 @@ def to_pandas(profile: Profile) -> dict[str, Any]:
         "calls": _calls(profile, found),
         "events": _events(found),
         "blocks": _blocks(profile, found),
-        "snapshots": _snapshots(profile),
-        "operations": _operations(profile),
         "account": _account(profile),
     }
     return {name: _frame(module, _COLUMNS[name].split(), rows) for name, rows in tables.items()}
@@ -122,35 +118,6 @@ def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
                 site.graph, graphs[site.graph].label, item.owner, item.line, site.node, site.op,
                 site.module, *_source(site.frame), site.fqn, site.outside,
                 "; ".join(f"{v.value}: {why}" for v, why in site.why.items()) or None,
-            )  # fmt: skip
-
-
-def _snapshots(profile: Profile) -> Rows:
-    for s in profile.tracker.snapshots if profile.tracker else ():
-        for device, m in s.devices.items():
-            about = (s.time_ns, s.kind.value, s.name, device, m.tensor_bytes, m.tensors)
-            yield (*about, m.allocated_bytes, m.reserved_bytes, s.resident_bytes)
-
-
-def _operations(profile: Profile) -> Rows:
-    tracker = profile.tracker
-    if tracker is None:
-        return
-    rows = tracker.operation_allocations
-
-    def known(value: int) -> int | None:
-        return None if value < 0 else value
-
-    for i in range(len(rows)):
-        for device, memory in rows.memory.items() or ((None, None),):
-            yield (
-                i, known(rows.parent[i]), tracker.path(rows.summary[i]),
-                tracker.metadata.lanes[rows.lane[i]].name, rows.start_ns[i],
-                known(rows.end_ns[i]), rows.failed[i], known(rows.tensor_bytes_before[i]),
-                known(rows.tensor_bytes_after[i]), device,
-                known(memory.before[i]) if memory else None,
-                known(memory.after[i]) if memory else None,
-                known(memory.peak[i]) if memory else None,
             )  # fmt: skip
 
 

@@ -30,7 +30,6 @@ from memprof.profiler.model import (
     TreeDetail,
 )
 from memprof.profiler.views.advice import FindingKind, advise
-from memprof.profiler.views.advice.finding import MOST
 from memprof.profiler.views.advice.logits import is_product
 from profiler.live.test_attribution import with_tangent
 
@@ -329,21 +328,6 @@ def change_input(profile: Profile, index: int, **changes: bool) -> None:
     graph.description = dataclasses.replace(graph.description, inputs=tuple(inputs))
 
 
-def test_outputs_that_are_cloned_every_step() -> None:
-    (found,) = advise(on_trees(held(0, 7)))
-    assert found.kind is FindingKind.OUTPUT_CLONE
-    assert found.nbytes == 1 * MIB
-    (e,) = found.evidence
-    assert (e.count, e.graph, e.node, e.module) == (7, "0/0 forward", "add", "l2")
-    assert e.text == "output 0 was held when the next step began"
-
-
-def test_outputs_that_were_held_now_and_then_are_not_worth_it() -> None:
-    assert advise(on_trees(held(0, 1))) == []
-    # nor is one that the graph does not have, which a partition of a graph can say
-    assert advise(on_trees(held(99, 7))) == []
-
-
 def test_state_that_is_copied_in_every_replay() -> None:
     # GIVEN a replayed graph whose parameter primals_2 (2 MiB) has no static address
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
@@ -421,69 +405,17 @@ def test_one_move_or_another_reason_is_no_finding() -> None:
     assert advise(on_trees(entry(LedgerKind.RERECORD, other, 9, 9 * MIB))) == []
 
 
-def test_sizes_that_cost_the_pool() -> None:
-    profile = on_trees(
-        *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4))
-    )
-    (found,) = advise(profile)
-    assert found.kind is FindingKind.SHAPES
-    # all but the largest
-    assert found.nbytes == 14 * MIB
-    assert [e.text for e in found.evidence] == ["sizes 16", "sizes 8", "sizes 4", "sizes 2"]
-
-
-def test_what_warm_ups_asked_of_the_pool_is_what_their_sizes_cost() -> None:
-    # GIVEN recordings that found in the pool what the warm-ups of their sizes had brought there
-    grown = ((8, 0), (2, 8), (16, 10), (4, 26))
-    warm_ups = (
-        entry(
-            LedgerKind.WARM_UP,
-            key=(n,),
-            pool_before=before * MIB,
-            pool_after=(before + n) * MIB,
-        )
-        for n, before in grown
-    )
-    recordings = (
-        entry(LedgerKind.RECORD, key=(n,), pool_before=30 * MIB, pool_after=31 * MIB)
-        for n, _ in grown
-    )
-    (found,) = advise(on_trees(*warm_ups, *recordings))
-    # THEN these bytes are the finding's, and without them there are 17 MiB of the pool
-    assert found.nbytes == 14 * MIB
-    assert [(e.nbytes, e.count) for e in found.evidence] == [(n * MIB, 1) for n in (16, 8, 4, 2)]
-    # AND sizes that were warmed up alone are no recordings
-    profile = on_trees(entry(LedgerKind.WARM_UP, pool_before=0, pool_after=9 * MIB, key=(1,)))
-    assert advise(profile) == []
-
-
-def test_few_or_cheap_sizes_are_no_finding() -> None:
-    few = (entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16))
-    assert advise(on_trees(*few)) == []
-    cheap = (entry(LedgerKind.RECORD, marginal=100 * KIB, key=(n,)) for n in range(8))
-    assert advise(on_trees(*cheap)) == []
-
-
-# All together
-
-
 def test_at_most_five_and_the_largest_first() -> None:
     profile = on_trees(
         entry(LedgerKind.REPLAY, "replayed", 40),
-        held(0, 9),
-        held(1, 9),
         moved(9, 40 * MIB),
         moved(9, 41 * MIB, function="1/0 forward"),
         moved(9, 42 * MIB, function="2/0 forward"),
-        *(entry(LedgerKind.RECORD, marginal=n * MIB, key=(n,)) for n in (8, 2, 16, 4)),
     )
     change_input(profile, 1, static=False)
     found = advise(profile)
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
         ("moving_address", 42),
         ("moving_address", 41),
-        ("shapes", 14),
-        ("output_clone", 9),
         ("static_input", 2),
     ]
-    assert len(found) == MOST

@@ -45,7 +45,6 @@ from memprof.profiler.model.tracker import (
 from memprof.profiler.support.errors import ProfileNotWritableError
 from memprof.profiler.views.export import FORMATS, export_profile
 from memprof.profiler.views.export.perfetto import write_perfetto
-from memprof.profiler.views.export.tables import to_pandas
 from profiler.sources.trace.perfetto_wasm import query
 
 SECOND = 1_000_000_000
@@ -262,19 +261,6 @@ def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str)
     assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
     assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == (tmp_path / "out").read_bytes()
     assert not list(tmp_path.glob(".*"))
-
-
-def test_the_tables_of_the_tracker() -> None:
-    pytest.importorskip("pandas")
-    tables = to_pandas(everything())
-    rows = tables["operations"].to_dict("records")
-    assert [(r["path"], r["lane"], r["end_ns"], r["bytes_after"]) for r in rows] == [
-        ("step", "MainThread", 8_900_000, 9),
-        ("step/forward", "MainThread", 1_600_000, 6),
-        ("request", "Task-1", None, None),
-    ]
-    rows = tables["snapshots"].to_dict("records")
-    assert [(r["tensor_bytes"], r["allocated_bytes"]) for r in rows] == [(10, None)]
 
 
 @pytest.mark.parametrize(

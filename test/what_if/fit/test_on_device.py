@@ -98,17 +98,14 @@ for mib in (27, 34, 41, 48):
 """
 
 
-def test_segments_grow_too_where_the_script_sets_the_allocator_itself(tmp_path: Path) -> None:
+def test_an_option_that_the_script_sets_otherwise_was_not_tried(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SETS_ITS_OWN)
     words = ("--json", "--try", "expandable-segments", "--", "python", str(script))
     done = memprof("fit", *words)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["results"]
-    # Without, there are segments for each size; with, nothing but what is there at once.
-    assert result["tried"]["reserved"] == 480 << 20
-    assert result["saved"] > 400 << 20
-    assert "PYTORCH_CUDA_ALLOC_CONF, which the program sets itself" in result["tried"]["changed"][0]
+    assert result["idle"]
 
 
 TEACHER = """

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.cli import main
 from memprof.what_if.fit import tries
-from memprof.what_if.simulate import changes
 from memprof.what_if.simulate.changes import (
     BUDGET_SETTING,
     CHANGES,
@@ -274,9 +273,18 @@ def test_bad_changes(text: str, said: str) -> None:
     ],
 )
 def test_what_had_nothing_to_change(
-    text: str, changed: tuple[str, ...], partitions: int, idle: bool
+    text: str,
+    changed: tuple[str, ...],
+    partitions: int,
+    idle: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name, value in environment_of(("expandable-segments",), {}).items():
+        monkeypatch.setenv(name, value)
     assert is_idle(text, changed, partitions) is idle
+    # As many programs do in their first lines.
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:32")
+    assert is_idle(text, changed, partitions) is (idle or text == "expandable-segments")
 
 
 def test_options_of_the_allocator_join_those_that_are_there() -> None:
@@ -288,24 +296,6 @@ def test_options_of_the_allocator_join_those_that_are_there() -> None:
     assert settings_of(("memory-budget",)) == (
         "torch._functorch.config.activation_memory_budget=0.5",
     )
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_options_of_the_allocator_join_what_the_program_sets_itself(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    at_start: list[Callable[[], str]] = []
-    monkeypatch.setattr(changes, "allocate_by", at_start.append)
-    said: list[str] = []
-    changes.keep_allocating("expandable-segments", said.append)
-    (settings,) = at_start
-    assert (settings(), said) == ("", [])
-    # As many do in their first lines.
-    monkeypatch.setenv(name, "max_split_size_mb:32")
-    assert settings() == "max_split_size_mb:32,expandable_segments:True"
-    assert said == [f"in {name}, which the program sets itself"]
 
 
 MODELS = """

@@ -27,7 +27,7 @@ _PYTHON = importlib.util.MAGIC_NUMBER.hex()[:4]
 
 
 class Stored(Generic[T]):
-    """One kind of what is stored for graphs in Inductor's cache.
+    """One kind of what is stored for graphs beside AOTAutograd's cache.
 
     A thing is found by all that it depends on: the graph's key in that cache alone is not enough.
     One key can have several graphs, for sizes that their guards tell apart, and one graph can be

@@ -6,9 +6,9 @@ wrap, so it stands outermost at run time. The compiler may be a cache that has t
 
 Note [A failing stage]
 ~~~~~~~~~~~~~~~~~~~~~~
-Stages observe; the compilation belongs to the user. An exception in a stage is handed
-to ``on_failure`` and the stage taken out: if its first half fails, the second does not run;
-if its second half fails, the callable stays as it was. What the compiler itself raises goes
+The compilation belongs to the user, whatever a stage observes or replaces. An exception in a stage
+is handed to ``on_failure`` and the stage taken out: if its first half fails, the second does not
+run; if its second half fails, the callable stays as it was. What the compiler itself raises goes
 to the caller untouched.
 """
 

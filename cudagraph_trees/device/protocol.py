@@ -21,9 +21,9 @@ The contract between the two:
 4. *``Checkpoint`` objects are opaque*, and stay valid for as long as the pool does.
 5. *Calls are boxed.* A model takes one list, and empties it so that inputs can die
    while it runs. Whoever calls one and needs the inputs afterwards keeps its own list.
-6. *A failure leaves no trace.* If ``warm_up`` or ``capture`` raises, routing and
-   capture have ended, and every block that the failed run allocated is freed as soon
-   as the exception and its traceback are gone.
+6. *A failure leaves no trace*, or a pool that says that it is ``damaged``. If ``warm_up`` or
+   ``capture`` raises, routing and capture have ended, and every block that the failed run allocated
+   is freed as soon as the exception and its traceback are gone.
 7. *A replay reads its inputs where the captured run read them*, and leaves its outputs where that
    left its own: the manager checks the addresses of static and managed inputs, copies all others
    into place before it, and hands out tensors over the outputs.

@@ -29,9 +29,13 @@ _COUNTS = {
     LedgerKind.RECORD: _RECORDED,
     LedgerKind.RERECORD: _RECORDED,
     LedgerKind.SKIP: _FALLEN_BACK,
-    LedgerKind.TREE_FAILURE: _FALLEN_BACK,
 }
-"""Calls of ``TreeLedger.add`` in this process, of all managers, of some kinds."""
+"""Counts, over all managers of this process, that an entry of a kind adds to."""
+
+
+def count_fallback() -> None:
+    """Count a call that runs without a graph since a warm-up or a recording of it has failed."""
+    _FALLEN_BACK.tick()
 
 
 def graphs_so_far() -> tuple[str, str, str]:

@@ -1,8 +1,8 @@
 """Policy: reasons to neither warm up nor record a call, and to record one again.
 
 ``RecordPolicy.why_not`` asks whether a call is refused as things are, ``RecordPolicy.prepare`` acts
-on one that is not, which may refuse it in turn. Calls are refused nowhere else once they are warmed
-up.
+on one that is not, which may refuse it in turn. Once a function is warmed up, what else runs
+without a graph has failed in one (``recorder.py``) or has sizes of its own (``call/entry.py``).
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ allocates from a pool, torch's allocator (2.11, 2.12) gives nothing of the gener
 device. So what fits a device without graphs can fail in a pool. A warm-up or a recording that has
 run out of memory is made once more, after the unused memory of the general pool was given back. If
 that fails as well, the pool goes back with all its recordings, the call runs without a graph, and
-nothing is recorded on that device any more (``PoolOwner.stopped``): a job runs wherever it runs
-without graphs. If not even the call without a graph fits, the error is the program's own, and
-changes nothing here.
+nothing is recorded any more by that manager (``PoolOwner.stopped``): a job runs wherever it runs
+without graphs. If not even the call without a graph fits, the error is the program's own, and what
+comes later may be recorded.
 
 Note [Room for the optimizer]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~

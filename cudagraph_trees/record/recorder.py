@@ -8,7 +8,7 @@ and the outputs own their blocks. The call is made again through the plain calla
 that ``recovery`` kept; after want of memory with a graph first, see Note [Running out of memory].
 If that raises too, the error is the program's own and goes to the user. So does at once what is no
 ``Exception``: an interrupt is not to be followed by another run; and any error if the user has
-asked for graphs or errors (``cudagraph_or_error``).
+asked for graphs or errors (``cudagraph_or_error``), want of memory if it comes twice.
 
 A function that writes to more than can be copied (a cache of keys and values, an optimizer's
 state) could not be called again after a failed warm-up. It is warmed up in the general pool.
@@ -37,7 +37,7 @@ from memprof.profiler.support.thread_activity import activity
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing
 from ..device.protocol import Input, Output
-from ..explain.ledger import measure
+from ..explain.ledger import count_fallback, measure
 from ..replay.errors import UntrackedMemory, ran_out_of_memory, why_it_failed
 from ..replay.node import Node, number_of, path_addresses
 from ..replay.spec import CompilationMode, FunctionSpec, Why
@@ -372,6 +372,7 @@ class GraphRecorder:
     def _run_after_failure(
         self, function: FunctionSpec, inputs: list[Input], why: Why, short_of_memory: bool
     ) -> list[Output]:
+        count_fallback()
         if not short_of_memory:
             function.state.count_failure()
             self._owner.give_back_warm_ups()

@@ -47,7 +47,7 @@ class GraphRecord:
     Attributes:
         id: number of this record in the process, from 0.
         compile_id: Dynamo's, e.g. ``0/1``; None outside Dynamo.
-        graph_id: Inductor's; a forward and its backward share it.
+        graph_id: the ``id`` of the forward; a forward and its backward share it.
         description: what it takes and returns.
         nodes: FX nodes that buffers refer to, by name.
         buffers: by name in the generated code.

@@ -45,7 +45,8 @@ class LedgerKind(str, Enum):
     MOVED_OUT = "moved_out"
     """An output that was held beyond its step was given memory outside the pool."""
     TREE_FAILURE = "tree_failure"
-    """A warm-up or recording failed; the plain function ran."""
+    """A warm-up or recording failed. It was made again where the reason says so; else the plain
+    function ran, or the error was the program's."""
 
 
 class TreeCause(str, Enum):

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from memprof.cudagraph_trees.explain.ledger import graphs_so_far
 from memprof.cudagraph_trees.record import recovery
 from memprof.cudagraph_trees.replay.errors import ran_out_of_memory
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.cudagraph_trees.torch_options import TreeOptions
 from memprof.profiler.model import LedgerKind
+from memprof.profiler.support.counter import Counter
 
 from .support import collect, graphed, in_steps, manager, pool_segments, same
 
@@ -64,6 +66,7 @@ def test_memory_of_the_general_pool_goes_to_a_graph_that_needs_it(or_error: bool
     leave(88 * MIB)
     unused = scratch(80)
     del unused
+    fallen_back = Counter.number_in(graphs_so_far()[2])
     run(f, 4)
     # THEN the pool has got it: from torch 2.13 on the allocator looks there itself
     assert manager().path.state is ExecutionState.EXECUTION
@@ -71,6 +74,8 @@ def test_memory_of_the_general_pool_goes_to_a_graph_that_needs_it(or_error: bool
     failures = reasons(LedgerKind.TREE_FAILURE)
     assert all("once more" in failure for failure in failures)
     assert len(failures) == (torch.__version__ < "2.13")
+    # AND no call ran without a graph
+    assert Counter.number_in(graphs_so_far()[2]) == fallen_back
 
 
 @pytest.mark.parametrize("or_error", [False, True])

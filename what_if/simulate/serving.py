@@ -1,8 +1,8 @@
 """What serving engines print: the sign that they are ready, at which a simulated one is left, as it
 has no end, and that the device is too small for their cache.
 
-Seen with vLLM 0.24 to 0.26 and 0.33, and SGLang 0.5.13 to 0.5.23. Another version that says
-something else runs until ``--until`` or ``--timeout`` says otherwise.
+Seen with vLLM 0.24 to 0.26 and 0.33, and SGLang 0.5.13, 0.5.17 and 0.5.23. Another version that
+says something else runs until ``--until`` or ``--timeout`` says otherwise.
 """
 
 from __future__ import annotations

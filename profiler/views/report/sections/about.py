@@ -42,6 +42,8 @@ MEANING = {
     Category.OUTPUT: "what the program gets back",
     Category.AUTOGRAD_DETAIL: "gradients of outputs, random-number state",
     Category.CONSTANT: "baked into the code",
+    Category.PERSISTENT_STATE: "buffers that code writes to: statistics, caches",
+    Category.CHECKPOINTED_INPUT: "inputs that a checkpoint keeps, to compute the rest again",
     Category.UNKNOWN: "nobody knows what for",
 }
 """Meaning of each category of compiled code, in a few words."""

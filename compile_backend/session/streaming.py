@@ -20,7 +20,7 @@ whole, and the stream ends there.
 Then ``failed`` is true, and the session's profile comes from memory, with the last ``LOG_CALLS``
 calls.
 
-Both are logged once, and leave the rest of the session in memory if they last to its end.
+Either is logged once. What is not in the file by the session's end stays in memory.
 """
 
 from __future__ import annotations

@@ -44,5 +44,7 @@ def uncaught() -> Failure | None:
     """The exception that ends this process, asked as it ends: in a finalizer of multiprocessing's,
     or after Python has printed it; None where none does."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    ends_well = error is None or isinstance(error, SystemExit)
-    return None if ends_well or error is None else failure_of(error)
+    if isinstance(error, SystemExit):
+        # What ends a process after an exception, as torch.multiprocessing.spawn does, has that one.
+        error = error.__context__ if error.code else None
+    return None if error is None else failure_of(error)

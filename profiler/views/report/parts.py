@@ -33,7 +33,7 @@ from memprof.profiler import model
 from memprof.profiler.live.attribution import Breakdown, View, data_flow_breakdown
 
 _VIEWS = (View.LINE, View.MODULE, View.NODE)
-"""Most storages that outlived their step in a report, the largest."""
+"""Views of the live set of a data flow at its peak."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from memprof.what_if.simulate.command_line import BadInput, Command, parse
+from memprof.what_if.simulate.failures import uncaught
 from memprof.what_if.simulate.outside import estimates
 from memprof.what_if.simulate.serving import READY, ready_sign
 
@@ -227,3 +228,22 @@ def test_an_extension_may_link_to_what_torch_does_not_ask_for(
     loaded = ctypes.CDLL(str(library), mode=2)  # RTLD_NOW
     assert loaded.call_cusolverDnCCgesv() == 9
     assert "not simulated: cusolverDnCCgesv" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_exception_for_which_a_process_exits_is_its_failure(code: int) -> None:
+    """As torch.multiprocessing.spawn ends a process whose function has raised."""
+    found = []
+
+    def ends() -> None:
+        try:
+            raise ValueError("no room")
+        except ValueError:
+            sys.exit(code)
+        finally:
+            found.append(uncaught())
+
+    with pytest.raises(SystemExit):
+        ends()
+    (failure,) = found
+    assert (failure.kind if failure is not None else None) == ("ValueError" if code else None)

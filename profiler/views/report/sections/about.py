@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from memprof.profiler.live.attribution import View
-from memprof.profiler.model import Category, Growth, GrowthSource
+from memprof.profiler.model import Category, Growth, GrowthSource, LedgerKind
 from memprof.profiler.views.advice import Finding
 from memprof.profiler.views.report import columns as col
 from memprof.profiler.views.report.failure import line_of
@@ -107,15 +107,21 @@ def header(s: Summary) -> Section:
         options = ", ".join(f"{k}={v}" for k, v in sorted(p.options.items()))
         notes.append(Note(f"options: {options}", detail=True))
     if not p.complete:
-        text = "incomplete: the process was killed or still runs; this is what it had written"
-        notes.append(Note(text, Tone.WARN))
+        notes.append(
+            Note(
+                "incomplete: the process was killed or still runs; this is what it had written",
+                Tone.WARN,
+            )
+        )
+    if failed := s.ledger.counts[LedgerKind.OUT_OF_MEMORY.value]:
+        text = f"a device ran out of memory, times: {failed:,} (which request: --section ledger)"
+        notes.append(Note(text, Tone.ERROR))
     return Section("about", "", tuple(notes), parts=(_left_out(s),), name="versions and machine")
 
 
 def _left_out(s: Summary) -> Section:
     n = len(s.profile.left_out)
-    title = "left out, since the file is damaged: "
-    title += f"{n:,} part{'s' if n > 1 else ''}"
+    title = f"left out, since the file is damaged: {n:,} part{'s' if n > 1 else ''}"
     rows = [(text,) for text in s.profile.left_out]
     section = of_rows(
         title, (col.TEXT,), rows, rest="more: report --json", lines=True, tone=Tone.WARN

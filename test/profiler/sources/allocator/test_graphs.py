@@ -162,7 +162,7 @@ for weak in (True, False):
     loaded.to_html(tmp_path / "run.html")
     page = (tmp_path / "run.html").read_text()
     (packed,) = re.findall(r'id="payload">([A-Za-z0-9+/=]+)</script>', page)
-    assert "Who uses which bytes" in gzip.decompress(base64.b64decode(packed)).decode()
+    assert "CUDA graphs in pool" in gzip.decompress(base64.b64decode(packed)).decode()
 
 
 def test_pools_of_one_graph_of_two_and_of_none(tmp_path: Path) -> None:

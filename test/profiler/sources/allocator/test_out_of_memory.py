@@ -416,7 +416,7 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     profile = read_profile(tmp_path / "run.memprof")
     (entry,) = [e for e in profile.ledger if e.kind is LedgerKind.OUT_OF_MEMORY]
     assert entry.reason.startswith("out of memory on cuda:0: ")
-    assert "Out of memory: 1 time" in _text(tmp_path / "run.memprof")
+    assert "a device ran out of memory, times: 1" in _text(tmp_path / "run.memprof")
     # One each, and three of the recording, which is tried once more before it runs plainly.
     assert log.count("Out of memory on cuda:0") == 8
 

@@ -61,7 +61,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env test-serving test-engine fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
+.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env serving-symbols test-serving test-engine fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -131,6 +131,9 @@ OF_2_14 = $(if $(filter 2.14%,$(SIMGPU_TORCH)),$(1),$(SIMGPU_TORCH))
 test-serving: ## published memory of both engines beside what the simulated device says, half an hour: TORCH=2.11.0, 2.13.0, 2.14
 	$(MAKE) test-engine ENGINE=vllm TORCH=$(call OF_2_14,2.14.0)
 	$(MAKE) test-engine ENGINE=sglang TORCH=$(call OF_2_14,2.14.1)
+
+serving-symbols: $(SERVING_STAMP) ## functions of NVIDIA's libraries that an engine's packages want and the simulated device has not
+	$(SERVING_VENV)/bin/python .ci/serving_symbols.py $(SERVING_VENV) $${SIMGPU_HOME:-$$HOME/.cache/simgpu}/$(SIMGPU_TORCH)/lib
 
 test-engine: $(SERVING_STAMP) ## that of one engine: ENGINE=vllm or sglang
 	$(SERVING_VENV)/bin/python benchmarks/serving.py $(ENGINE) $(ARGS)

@@ -1,9 +1,9 @@
-"""Says which functions of NVIDIA's libraries an engine's packages want that the simulated device has not.
+"""Says which functions of NVIDIA's an engine's packages want that the simulated device has not.
 
     serving_symbols.py VENV DEVICE
 
-DEVICE is the simulated device's folder of libraries. As ``nm`` would, it reads what every extension in the environment
-leaves undefined; a package whose extension wants a function that is missing fails as it is imported.
+DEVICE is the simulated device's folder of libraries. As ``nm`` would, it reads what every extension
+in the environment leaves undefined; one that wants a function that is missing fails as it is loaded.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     serving_symbols.py VENV DEVICE
 
 DEVICE is the simulated device's folder of libraries. As ``nm`` would, it reads what every extension
-in the environment leaves undefined; one that wants a function that is missing fails as it is loaded.
+in the environment leaves undefined; one that wants what is missing fails as it is loaded.
 """
 
 from __future__ import annotations

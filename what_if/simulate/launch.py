@@ -47,9 +47,9 @@ from .pretend import HostReads, parse_pretence
 from .processes import (
     END,
     collect,
-    engines_alone,
     follow_forks,
     note_training,
+    serves,
     write_whole,
 )
 from .ranks import fake_groups, fake_reductions, refuse_symmetric_memory
@@ -82,10 +82,12 @@ def launch(arguments: list[str]) -> None:
         for thread in threading.enumerate():  # as Python does at its end
             if not thread.daemon and thread is not threading.current_thread():
                 thread.join()
-        if not engines_alone(request.folder):
-            for process in multiprocessing.active_children():
-                if not process.daemon:
-                    process.join()
+        while others := [
+            process
+            for process in multiprocessing.active_children()
+            if not process.daemon and not serves(request.folder, process.pid)
+        ]:
+            others[0].join(_PERIOD)
     except BaseException as e:
         if run.is_child:  # of a fork: it ends as it would have, and its parent goes on.
             raise

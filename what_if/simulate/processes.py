@@ -8,7 +8,7 @@ Each process in which CUDA starts, forked before that or started anew
 appears or when it ends. A process that is killed leaves the first alone: that it was there is
 known, and what it took is in the device's own table (``simulated_cuda/src/core_users.cpp``), which
 all processes share and from which the total at any instant is. ``PID.serves`` is of a serving
-engine's worker, for which a script that has come to its end does not wait.
+engine's process, for which a script that has come to its end does not wait; it waits for others.
 
 Note [Steps of a process]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -58,6 +58,8 @@ REQUEST = "request.json"
 
 _TRAINS = ".trains"
 _SERVES = ".serves"
+_OF_ENGINES = "EngineCore"
+"""Beginning of the name that vLLM gives the process of its engine."""
 _PERIOD_S = 0.2
 _PATIENCE_S = 5.0
 """Seconds for a main thread to come out of what it waits for, before another thread answers."""
@@ -167,10 +169,9 @@ class _Process:
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
 
-        serves = False
         while not (self._folder / COLLECT).exists():
-            if not serves and serving() is not None:
-                serves = True
+            # Not a process of the script's with an engine inside, which may do anything.
+            if _name().startswith(_OF_ENGINES) and serving() is not None:
                 (self._folder / f"{self._process}{_SERVES}").touch()
             time.sleep(_PERIOD_S)
         ended = (self._folder / COLLECT).read_text()
@@ -233,13 +234,10 @@ def collect(folder: str, ended: str) -> None:
         time.sleep(_PERIOD_S / 2)
 
 
-def engines_alone(folder: str) -> bool:
-    """Tells whether the processes of a run that are alive and have not answered are a serving
-    engine's: they wait for requests, and end with the script that made the engine."""
-    if _silent(Path(folder)):
-        time.sleep(5 * _PERIOD_S)  # in which a worker that is new has said so
-    alive = _silent(Path(folder))
-    return bool(alive) and all(Path(folder, f"{pid}{_SERVES}").exists() for pid in alive)
+def serves(folder: str, pid: int | None) -> bool:
+    """Tells whether a process is a serving engine's own, with weights and a cache: it waits for
+    requests, and ends with the script that made the engine."""
+    return Path(folder, f"{pid}{_SERVES}").exists()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -166,6 +166,25 @@ if __name__ == "__main__":
     main()
 """
 
+BESIDE = """
+import multiprocessing
+import time
+from vllm.serving import main
+
+
+def slow():
+    time.sleep(3)
+    import torch
+
+    torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+
+
+if __name__ == "__main__":
+    main(serve=False)
+    multiprocessing.get_context("spawn").Process(target=slow, name="slow").start()
+"""
+"""Of a script that leaves a process beside its engine that takes memory later."""
+
 ENDING = SCRIPT.replace("main()\n", "main(serve=False)\n")
 """Of a script that comes to its end while its engine waits for requests."""
 

@@ -17,7 +17,7 @@ from memprof.what_if.simulate.request import Outcome
 from memprof.what_if.simulate.result import render
 from memprof.what_if.simulate.serving import refusal
 
-from .engine import ALONE, ENDING, SCRIPT, SGLANG, write_engine, write_sglang
+from .engine import ALONE, BESIDE, ENDING, SCRIPT, SGLANG, write_engine, write_sglang
 from .test_simulate import MIB, adds_up, memprof, rows, simulate
 
 READY = ("--until", "Application startup complete")
@@ -75,6 +75,18 @@ def test_a_script_that_ends_does_not_wait_for_its_engine(tmp_path: Path) -> None
     assert rank["ended"] == "the script ended"
     assert rank["serving"][0]["weights"] == WEIGHTS
     assert [process["lost"] for process in rank["processes"]] == [False]
+
+
+@pytest.mark.simgpu
+def test_a_script_that_ends_waits_for_what_runs_beside_its_engine(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    device = ("--gpu", "h100-80gb", "--memory", "8GiB")
+    status, result, errors = simulate(tmp_path, BESIDE, *device, arguments=("0.5", "2048"))
+    assert status == 0, errors
+    # THEN what the slow process took is counted, though it took it after the script's end
+    taken = {p["name"]: p["accounts"][0]["reserved"] for p in result["ranks"][0]["processes"]}
+    assert taken["slow"] == 512 * MIB
+    assert len(taken) == 2
 
 
 @pytest.mark.simgpu

@@ -8,15 +8,11 @@ in the environment leaves undefined; one that wants what is missing fails as it 
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
 from memprof.simulated_cuda.elf import read_elf
-
-NVIDIAS = re.compile(
-    r"cu[A-Z]\w*|(cuda|cublas|cusparse|cusolver|cufft|curand|cudnn|cupti|nccl|nvml|nvrtc)[A-Z]\w*"
-)
+from memprof.simulated_cuda.libraries import NVIDIAS
 
 
 def main(venv: str, device: str) -> int:
@@ -29,8 +25,8 @@ def main(venv: str, device: str) -> int:
             continue
         there |= found.functions
         for name in found.wanted.keys() - found.weakly_wanted:
-            if NVIDIAS.fullmatch(name):
-                wanted.setdefault(name, set()).add(path.name)
+            if NVIDIAS.match(name):
+                wanted.setdefault(name, set()).add(f"{path.parent.name}/{path.name}")
     missing = {name: files for name, files in wanted.items() if name not in there}
     for name, files in sorted(missing.items()):
         print(f"{name}: wanted by {', '.join(sorted(files))}")

@@ -251,8 +251,9 @@ class InnerCompile:
     def note_hits(self) -> None:
         """Say in the ledger which graphs were hits: known when torch has the whole of its entry."""
         for graph in self._hits:
-            found = "found in AOTAutograd's cache"
-            RUNTIME.ledger.add(LedgerKind.CACHE_HIT, graph.record.id, found)
+            RUNTIME.ledger.add(
+                LedgerKind.CACHE_HIT, graph.record.id, "found in AOTAutograd's cache"
+            )
 
     def _forget_hits(self) -> None:
         """Drop the graphs of hits that were none: torch compiles, since another part of the entry

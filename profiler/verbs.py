@@ -131,9 +131,10 @@ class Views:
         found = self.profiles()
         if len(found) > 1:
             return f"<memprof profile{name}: {len(found)} ranks>"
-        (profile,) = found
-        graphs, calls = len(profile.graphs), len(profile.calls)
-        return f"<memprof profile{name}: {graphs} graphs, {calls:,} calls>"
+        profile = found[0]
+        return (
+            f"<memprof profile{name}: {len(profile.graphs)} graphs, {len(profile.calls):,} calls>"
+        )
 
     def _repr_html_(self) -> str:
         """The report in a notebook."""

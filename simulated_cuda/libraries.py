@@ -52,6 +52,8 @@ KINDS = (
 )
 _DRIVER = NvidiaLibrary("cuda", r"cu[A-Z](?<!cuF)|cuF(?!ile)", 801)
 _NVML = NvidiaLibrary("nvidia-ml", r"nvml", 3)
+NVIDIAS = re.compile("|".join(kind.names for kind in (*KINDS, _DRIVER, _NVML)))
+"""Names of functions of all these libraries, by their beginning."""
 
 # Functions that return no code: as a pointer, one would be read and crash the caller.
 _RETURNS_TEXT = re.compile(r"(Error|Status|Result)(String|Name)$|GetLastError(String)?$")
@@ -120,8 +122,7 @@ def libraries_for(torch: TorchBuild) -> list[Library]:
     driver.functions |= {n for n in looked_up if re.match(_DRIVER.names, n)} | _declared(torch)
     nvml.functions |= {n for n in looked_up if re.match(_NVML.names, n)}
     covered = set().union(*(library.functions for library in libraries))
-    nvidia = re.compile("|".join(kind.names for kind in (*KINDS, _DRIVER, _NVML)))
-    missing = {n for n in wanted if nvidia.match(n)} - covered - optional - own
+    missing = {n for n in wanted if NVIDIAS.match(n)} - covered - optional - own
     if unknown or missing:
         raise SimulationError(
             f"torch {torch.version} wants what the simulated device does not know: "

@@ -102,7 +102,7 @@ def spread(samples: Sequence[float]) -> dict[str, Any]:
 # The machine
 
 
-PACKAGES = ("memprof", "torch", "triton", "numpy", "transformers", "msgspec", "rich", "click")
+PACKAGES = ("torch-memprof", "torch", "triton", "numpy", "transformers", "msgspec", "rich", "click")
 
 
 def machine() -> dict[str, Any]:

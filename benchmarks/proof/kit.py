@@ -83,7 +83,7 @@ def collect_wheels(folder: Path) -> None:
         tree, downloads = Path(temporary) / "tree", Path(temporary) / "wheels"
         copy(SOURCES, tree)
         run("pip", "-q", "wheel", "--no-deps", "-w", str(folder), str(tree))
-        (own,) = folder.glob("memprof-*.whl")
+        (own,) = folder.glob("torch_memprof-*.whl")
         with zipfile.ZipFile(own) as wheel:
             (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
             wanted = requirements(wheel.read(name).decode())

@@ -44,14 +44,7 @@ from .leaving import BY_ITSELF, STILL, Leaving, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, PartitionFlops
 from .pretend import HostReads, parse_pretence
-from .processes import (
-    END,
-    collect,
-    follow_forks,
-    note_training,
-    serves,
-    write_whole,
-)
+from .processes import END, collect, follow_forks, note_training, serves, write_whole
 from .ranks import fake_groups, fake_reductions, refuse_symmetric_memory
 from .request import VARIABLE, Outcome, Request
 from .vllm import follow_alone
@@ -158,11 +151,11 @@ class _Run:
 
     def _make_changes(self) -> None:
         """Make the changes that are no settings of torch; ``put_settings`` makes those."""
-        classes = {}
-        for text in self._request.changes:
-            change = change_of(text)
-            if change.blocks is not None:
-                classes[text] = change.blocks
+        classes = {
+            text: blocks
+            for text in self._request.changes
+            if (blocks := change_of(text).blocks) is not None
+        }
         if classes:
             Checkpointed(classes, self._changed.__setitem__).install()
 

@@ -169,10 +169,12 @@ class _Process:
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
 
+        unmarked = _name().startswith(_OF_ENGINES)
         while not (self._folder / COLLECT).exists():
             # Not a process of the script's with an engine inside, which may do anything.
-            if _name().startswith(_OF_ENGINES) and serving() is not None:
+            if unmarked and serving() is not None:
                 (self._folder / f"{self._process}{_SERVES}").touch()
+                unmarked = False
             time.sleep(_PERIOD_S)
         ended = (self._folder / COLLECT).read_text()
         on_main_thread(functools.partial(self._answer, ended))

@@ -10,7 +10,9 @@ reason, and because of forked children, a device that is not in use yet is not t
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,9 @@ from memprof.profiler.support.host import physical_memory, resident_bytes
 
 from . import _torch_compat
 from .tensors import LiveTensors
+
+if sys.platform != "win32":
+    import resource
 
 
 class ProcessMemory:
@@ -37,12 +42,21 @@ class ProcessMemory:
         now = resident_bytes()
         if now is None:
             return None
-        return now, max(now, _own_highest())
+        return now, max(now, _own_highest() if self._inherited else _rusage_highest())
+
+    @functools.cached_property
+    def _inherited(self) -> bool:
+        """Tells whether ``getrusage`` has more than this program ever had: Linux keeps that over
+        ``exec``, so a worker begins with that of the process that started it. ``_own_highest`` is
+        right, and takes 22 µs at each edge of an operation, where ``getrusage`` takes 1."""
+        return _rusage_highest() > _own_highest()
+
+
+def _rusage_highest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _own_highest() -> int:
-    """The highest resident bytes of this program. ``getrusage`` has those of the process that
-    started it, too: Linux keeps them over ``exec``."""
     found = re.search(rb"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_bytes(), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from memprof.profiler.live.trees import (
-    has_moved,
-    inputs_to_blame,
-)
+from memprof.profiler.live.trees import has_moved, inputs_to_blame
 from memprof.profiler.model import (
     GraphRecord,
     GraphValue,

@@ -295,11 +295,6 @@ def entry(
     return LedgerEntry(1, kind, graph, reason, count, tree)
 
 
-def held(output: int, count: int, cause: TreeCause = TreeCause.HELD) -> LedgerEntry:
-    """An output that was moved out of the pool; findings do not rest on the sentence."""
-    return entry(LedgerKind.MOVED_OUT, "a reason", count, cause=cause, outputs=(output,))
-
-
 def moved(count: int, marginal: int = 0, **more: Any) -> LedgerEntry:
     """Recorded again since the graph's first input, or ``inputs``, has moved."""
     detail = {"cause": TreeCause.MOVED, "inputs": (0,), **more}

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,12 +26,20 @@ GIB = 1 << 30
 WEIGHTS = 4 * 4 * MIB
 
 
+DEVICE = ("--gpu", "h100-80gb", "--memory", "8GiB")
+
+
+def serve(folder: Path, script: str, *options: str) -> dict[str, Any]:
+    """The result of a script with the stand-in engine, which may take half of 8 GiB."""
+    write_engine(folder)
+    status, result, errors = simulate(folder, script, *options, *DEVICE, arguments=("0.5", "2048"))
+    assert status == 0, errors
+    return result
+
+
 @pytest.mark.simgpu
 def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None:
-    write_engine(tmp_path)
-    device = ("--gpu", "h100-80gb", "--memory", "8GiB")
-    status, result, errors = simulate(tmp_path, SCRIPT, *READY, *device, arguments=("0.5", "2048"))
-    assert status == 0, errors
+    result = serve(tmp_path, SCRIPT, *READY)
     (rank,) = result["ranks"]
     (engine,) = rank["serving"]
     # THEN the engine's own figures are there, and add up to what it was given
@@ -60,18 +69,14 @@ def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None
     assert rank["used_at_once_bytes"][0] >= account["reserved"] + pages
     # AND a table says so
     script = str(tmp_path / "script.py")
-    done = memprof("simulate", *READY, *device, "--", "python", script, "0.5", "2048")
+    done = memprof("simulate", *READY, *DEVICE, "--", "python", script, "0.5", "2048")
     assert "captured for batches of" in done.stdout
     assert "1  32 tokens" in done.stdout
 
 
 @pytest.mark.simgpu
 def test_a_script_that_ends_does_not_wait_for_its_engine(tmp_path: Path) -> None:
-    write_engine(tmp_path)
-    device = ("--gpu", "h100-80gb", "--memory", "8GiB")
-    status, result, errors = simulate(tmp_path, ENDING, *device, arguments=("0.5", "2048"))
-    assert status == 0, errors
-    (rank,) = result["ranks"]
+    (rank,) = serve(tmp_path, ENDING)["ranks"]
     assert rank["ended"] == "the script ended"
     assert rank["serving"][0]["weights"] == WEIGHTS
     assert [process["lost"] for process in rank["processes"]] == [False]
@@ -79,12 +84,9 @@ def test_a_script_that_ends_does_not_wait_for_its_engine(tmp_path: Path) -> None
 
 @pytest.mark.simgpu
 def test_a_script_that_ends_waits_for_what_runs_beside_its_engine(tmp_path: Path) -> None:
-    write_engine(tmp_path)
-    device = ("--gpu", "h100-80gb", "--memory", "8GiB")
-    status, result, errors = simulate(tmp_path, BESIDE, *device, arguments=("0.5", "2048"))
-    assert status == 0, errors
+    (rank,) = serve(tmp_path, BESIDE)["ranks"]
     # THEN what the slow process took is counted, though it took it after the script's end
-    taken = {p["name"]: p["accounts"][0]["reserved"] for p in result["ranks"][0]["processes"]}
+    taken = {p["name"]: p["accounts"][0]["reserved"] for p in rank["processes"]}
     assert taken["slow"] == 512 * MIB
     assert len(taken) == 2
 

@@ -10,8 +10,8 @@ from collections import Counter
 from proof.common import Part, Rows
 from proof.subjects import ROOT
 
-ENDED = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL) (\S+::.+)$")
-"""A line of pytest with several workers."""
+ENDED = re.compile(r"^\[gw\d+\] .*\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL) (\S+::.+)$")
+"""A line of pytest with several workers, as a test ends; its summary names failures once more."""
 
 
 def run(rows: Rows) -> None:

@@ -193,16 +193,22 @@ def _recordings(profile: Profile) -> dict[LedgerKind, int]:
 
 
 class Watch:
-    """That from some step on there are replays and nothing else."""
+    """That from some step after the last compilation on there are replays and nothing else. Some
+    versions of transformers make Dynamo compile once more in the second step."""
 
     def __init__(self) -> None:
         self.before: dict[LedgerKind, int] = {}
+        self.compiled = 0
+        self.graphs = 0
 
     def check(self, step: int, profile: Profile) -> None:
         """After ``step`` (from 1)."""
         counts = _recordings(profile)
         assert counts[LedgerKind.FALLBACK] == counts[LedgerKind.TREE_FAILURE] == 0, profile.ledger
-        if step > RECORDED_BY:
+        if len(profile.graphs) > self.graphs:
+            self.compiled, self.graphs = step, len(profile.graphs)
+            assert step <= 2
+        if step >= self.compiled + RECORDED_BY:
             for kind in RUNS:
                 assert counts[kind] == self.before[kind], f"{kind} in step {step}"
             assert counts[LedgerKind.REPLAY] > self.before[LedgerKind.REPLAY]
@@ -235,10 +241,11 @@ def test_training(name: str, broken: bool) -> None:
             watch.check(i + 1, session.profile())
     # AND so are parameters and statistics in the end
     pair.same_state()
-    # AND every graph that was compiled is among those that replay
+    # AND every graph that is called after the second step is among those that replay
     profile = session.profile()
     replayed = {e.graph for e in profile.ledger if e.kind is LedgerKind.REPLAY}
-    assert replayed == {g.id for g in profile.graphs}
+    called = profile.calls.graph
+    assert replayed == {*called[len(called) // 2 :]}
 
 
 @pytest.mark.parametrize(("name", "broken"), _variants({("vit", WHOLE), ("mlp", BROKEN)}))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -18,9 +20,9 @@ from memprof.profiler.views.report.page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
 from memprof.what_if.fit.tries import ScriptFailed
-from memprof.what_if.simulate.command_line import BadInput, jobs_of, parse
-from memprof.what_if.simulate.messages import Announced
-from memprof.what_if.simulate.parent import Settings, Simulation, simulate as simulate_script
+from memprof.what_if.simulate.command_line import BadInput, Ranks, jobs_of, parse
+from memprof.what_if.simulate.many_ranks import simulate_ranks
+from memprof.what_if.simulate.parent import Settings, Simulation
 from memprof.what_if.simulate.pretend import parse_pretence
 from memprof.what_if.simulate.result import render, result_of, write_profile_of
 from memprof.what_if.simulate.serving import ready_sign
@@ -105,11 +107,19 @@ def _size(value: str) -> int:
 size_option = read_by(_size, SimulationError)
 
 
-def _numbers(value: str) -> tuple[int, ...]:
+def _ranks(value: str) -> Ranks:
     try:
+        if value == "all":
+            return "all"
         return tuple(int(part) for part in value.split(","))
     except ValueError as e:
-        raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7") from e
+        raise click.BadParameter(f"{value!r} is no list of ranks: write 0,7 or all") from e
+
+
+def _named(value: str) -> Callable[[], Any]:
+    sys.path.append(os.getcwd())  # Also where pip's script runs, in whose folder Python looks.
+    found: Callable[[], Any] = pkgutil.resolve_name(value)
+    return found
 
 
 def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -144,9 +154,15 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
     "--rank",
     "--ranks",
     "ranks",
-    callback=read_by(_numbers),
-    metavar="R[,R...]",
+    callback=read_by(_ranks),
+    metavar="R[,R...]|all",
     help="Which of them. [0]",
+)
+@click.option(
+    "--executor",
+    callback=read_by(_named, ImportError, AttributeError, ValueError),
+    metavar="MODULE:FACTORY",
+    help="What runs the ranks, of the kind of concurrent.futures. [as many here as have room]",
 )
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
@@ -188,7 +204,8 @@ def simulate(
     gpu: Gpu,
     memory: int | None,
     world_size: int | None,
-    ranks: tuple[int, ...] | None,
+    ranks: Ranks | None,
+    executor: Callable[[], Any] | None,
     ranks_per_host: int | None,
     devices: int | None,
     steps: int | None,
@@ -231,11 +248,8 @@ def simulate(
         check_writable(output)
     if memory is not None:
         gpu = gpu.with_memory(memory)
-    found: list[Simulation] = []
-    sent: dict[int, dict[int, list[Announced]]] = {}
-    for job in jobs:
-        rank = job.rank if job is not None else 0
-        settings = Settings(
+    each = [
+        Settings(
             gpu=gpu,
             steps=sys.maxsize if to_the_end else steps,
             until_still=not to_the_end,
@@ -246,11 +260,13 @@ def simulate(
             pretend=pretend,
             balanced_experts=balanced_experts,
             until=until or ready_sign(parsed),
-            heard={other: messages[rank] for other, messages in sent.items() if rank in messages},
+            directory=os.getcwd(),
         )
-        with failures_in_words("simulate"):
-            found.append(simulate_script(parsed, settings, os.environ))
-            sent[rank] = found[-1].outcome.sent
+        for job in jobs
+    ]
+    with failures_in_words("simulate"):
+        pool = executor() if executor is not None else None
+        found = simulate_ranks(parsed, each, dict(os.environ), pool)
     if output is not None:
         write_profile_of(found, output)
     if as_data:

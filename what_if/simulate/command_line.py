@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from typing import Literal
 
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun", "horovodrun")
@@ -127,8 +128,12 @@ class Job:
         }
 
 
+Ranks = tuple[int, ...] | Literal["all"]
+"""Ranks of a job by number, or all that it has."""
+
+
 def jobs_of(
-    world_size: int | None, ranks: tuple[int, ...], ranks_per_host: int | None
+    world_size: int | None, ranks: Ranks, ranks_per_host: int | None
 ) -> tuple[Job | None, ...]:
     """One job for each rank to simulate, rank 0 if none is named; None alone for a process without
     a job. Of ranks a host has 8, or as many as there are, where nobody says.
@@ -145,9 +150,10 @@ def jobs_of(
     per_host = min(world_size, RANKS_PER_HOST) if ranks_per_host is None else ranks_per_host
     if not 1 <= per_host <= world_size:
         raise BadInput(f"{per_host} ranks on a host, of {world_size}: it is 1 to {world_size}")
-    for rank in ranks:
+    numbers = range(world_size) if ranks == "all" else ranks or (0,)
+    for rank in numbers:
         if not 0 <= rank < world_size:
             raise BadInput(
                 f"there is no rank {rank} in a job of {world_size}: 0 to {world_size - 1}"
             )
-    return tuple(Job(world_size, rank, per_host) for rank in dict.fromkeys(ranks or (0,)))
+    return tuple(Job(world_size, rank, per_host) for rank in dict.fromkeys(numbers))

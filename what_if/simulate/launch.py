@@ -211,6 +211,7 @@ class _Run:
             *unused_settings(self._settings),
         ]
         outcome.sent = self._messages.sent
+        outcome.unanswered = self._messages.unanswered
         outcome.serving = serving()
         outcome.changed = [f"{text}: {shown}" for text, shown in self._changed.items()]
         if self._flops is not None:
@@ -272,6 +273,7 @@ class _Run:
         last = time.monotonic()
         shown: tuple[int, int] | None = None
         end = os.path.join(self._request.folder, END)
+        rank = "" if self._request.world_size is None else f"rank {self._request.rank}, "
         while not self._finishing:
             time.sleep(_PERIOD)
             if os.path.exists(end):
@@ -285,7 +287,7 @@ class _Run:
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now
                 line = (
-                    f"memprof simulate: {now - self._began:5.0f} s, step {steps}, "
+                    f"memprof simulate: {rank}{now - self._began:5.0f} s, step {steps}, "
                     f"{allocator.backwards:,} backwards, {most[0] / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.

@@ -54,6 +54,7 @@ class Messages:
     def __init__(self, heard: Mapping[int, list[Announced]]) -> None:
         self.sent: dict[int, list[Announced]] = {}
         self.notes: dict[str, None] = {}
+        self.unanswered: set[int] = set()
         self._heard = heard
         self._next: dict[int, tuple[int, int]] = {}
 
@@ -101,6 +102,7 @@ class Messages:
         line = line_of_caller()
         where = f"numbers from rank {rank}" + (f" in {named(line)}" if line is not None else "")
         if at is None:
+            self.unanswered.add(rank)
             origin = (
                 f"are not known and read as 0: simulate that rank before this one (--ranks {rank},"
                 "...), or give what is read of them by --pretend"

@@ -41,16 +41,20 @@ from .processes import (
 from .request import VARIABLE, Outcome, Request, Run
 from .serving import refusal
 
+_SCRIPTS: set[subprocess.Popen[bytes]] = set()
+"""Scripts that threads of this process wait for."""
 
-def standard_input() -> int | None:
-    """Input of a run: this process's standard input, a file from its beginning. Through a pipe it
-    reads nothing, as the next run would: that the two differ would be worse."""
+
+def standard_input(files: contextlib.ExitStack) -> int | IO[bytes] | None:
+    """Input of a run: this process's standard input, a file from its beginning, opened in
+    ``files``. Through a pipe it reads nothing, as the next run would: that the two differ would be
+    worse."""
     with contextlib.suppress(OSError):  # it is closed
         mode = os.fstat(0).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
             return subprocess.DEVNULL
-        if stat.S_ISREG(mode):
-            os.lseek(0, 0, os.SEEK_SET)
+        if stat.S_ISREG(mode):  # Several that run at once each have a position of their own.
+            return files.enter_context(open("/proc/self/fd/0", "rb"))
     return None
 
 
@@ -77,6 +81,7 @@ class Settings(Run):
         output: a file for the script's output, without progress; None for standard error.
         until: text in a line of the script's output at which it has shown all that it takes; None
             where it ends by itself, or is left as ``Run`` says.
+        directory: in which the script runs; None for this process's.
     """
 
     gpu: Gpu
@@ -86,6 +91,12 @@ class Settings(Run):
     quiet: bool = False
     output: str | None = None
     until: str | None = None
+    directory: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """Rank in the job; 0 without a job."""
+        return self.job.rank if self.job is not None else 0
 
 
 @dataclass(slots=True)
@@ -195,7 +206,7 @@ def _run(
             folder=folder,
             outcome=os.path.join(folder, "outcome.json"),
             world_size=job.world_size if job is not None else None,
-            rank=job.rank if job is not None else 0,
+            rank=settings.rank,
             progress=settings.output is None and not settings.quiet,
         )
         variables["SIMGPU_SHARED"] = os.path.join(folder, "devices")
@@ -275,11 +286,13 @@ def _wait(
         process = subprocess.Popen(
             words,
             env=dict(variables),
-            stdin=standard_input(),
+            stdin=standard_input(files),
             stdout=output if settings.until is None else subprocess.PIPE,
             stderr=output if settings.until is None else subprocess.STDOUT,
             start_new_session=True,
+            cwd=settings.directory,
         )
+        _SCRIPTS.add(process)
         if settings.until is not None:
             _read_until(process, settings.until, output, folder)
     with exits_on_signals():
@@ -296,6 +309,13 @@ def _wait(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _SCRIPTS.discard(process)
+
+
+def end_scripts() -> None:
+    """End the scripts that other threads of this process wait for."""
+    for process in tuple(_SCRIPTS):
+        process.kill()
 
 
 def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folder: str) -> None:

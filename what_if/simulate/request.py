@@ -69,6 +69,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         flops: of the graphs that were partitioned, if they were counted.
         idle: changes that found nothing to change.
         sent: messages to other ranks of the job, by rank.
+        unanswered: ranks from which it received messages that nobody knew.
         processes: those that the script has started and that used a device.
         serving: of a serving engine's worker in the script's own process.
         used: by device, the most bytes that all processes had of it at once, contexts included.
@@ -90,6 +91,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     changed: list[str] = []
     idle: list[str] = []
     sent: dict[int, list[Announced]] = {}
+    unanswered: set[int] = set()
     processes: list[ProcessOutcome] = []
     serving: Serving | None = None
     used: list[int] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from memprof.profiler.file.profile_file import write_profiles
 from memprof.profiler.model import DeviceAccount, Process, Profile
@@ -129,6 +131,7 @@ def render(
     _verdict(page, worst, limit)
     if len(simulations) > 1:
         _ranks(page, simulations)
+        page.line(f"  the verdict, and what follows, is of rank {worst.rank}")
     if worst.outcome.processes:
         _processes(page, worst)
     for engine in worst.outcome.engines:
@@ -276,13 +279,61 @@ def _processes(page: Page, s: Simulation) -> None:
             page.line(f"  all processes on cuda:{device} at once: {page.bytes(nbytes)} at most")
 
 
+_DIFFERENCES = 3
+"""Most parts that are named of those in which a rank differs from the fullest."""
+
+
 def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:
-    page.section("By rank")
-    table = page.table("rank", ">needed", ">reserved", ">allocated", "fits")
-    for s in simulations:
+    """A row for all ranks that have the same figures, the fullest first."""
+    fullest, *others = sorted(simulations, key=lambda s: -s.needed)
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for s in (fullest, *others):
         reserved = s.account.reserved if s.account else 0
         allocated = s.account.most_allocated if s.account else 0
         unknown = "undecided" if s.outcome.undecided else "failed"
         fits = {True: "yes", False: "no", None: unknown}[s.fits]
-        table.add_row(str(s.rank), *(page.bytes(n) for n in (s.needed, reserved, allocated)), fits)
+        differs = _differs(page, s, fullest)
+        figures = (page.bytes(n) for n in (s.needed, reserved, allocated))
+        rows.setdefault((*figures, fits, differs), []).append(s.rank)
+    page.section("By rank")
+    beside = f"beside rank {fullest.rank}"
+    table = page.table("rank", ">needed", ">reserved", ">allocated", "fits", beside, fold=True)
+    for row, ranks in rows.items():
+        table.add_row(_numbers(ranks), *row)
     page.show(table)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """Ranks in order, those that follow one another as ``0-3``."""
+    found = []
+    for _, pairs in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in pairs]
+        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(found)
+
+
+def _differs(page: Page, s: Simulation, fullest: Simulation) -> str:
+    """What a rank has more and less of than the fullest, or why it failed."""
+    failure = s.outcome.failure
+    if s.fits is None and failure is not None:
+        first = failure.message.partition("\n")[0]
+        return f"{failure.kind}: {first}"
+    if s.fits is None and s.outcome.status:
+        return f"exit status {s.outcome.status}"
+    if s.fits is None and s.account is None:
+        return s.outcome.undecided or "used no GPU"
+    parts = _parts(s)
+    parts.subtract(_parts(fullest))
+    differs = sorted(((n, what) for what, n in parts.items() if n), key=lambda d: -abs(d[0]))
+    words = [f"{'+' * (n > 0)}{page.bytes(n)} {what}" for n, what in differs[:_DIFFERENCES]]
+    return ", ".join([*words, *["…"] * (len(differs) > _DIFFERENCES)])
+
+
+def _parts(s: Simulation) -> Counter[str]:
+    """Bytes of the device by what they are for."""
+    found: Counter[str] = Counter()
+    if s.account is not None:
+        found.update({part.label: n for part, n in s.account.by_category().items()})
+        found.update({name: n for name, _, n in s.account.other_parts()})
+        found.update({part.what: part.nbytes for part in s.account.outside})
+    return found

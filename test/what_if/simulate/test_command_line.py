@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from memprof.what_if.simulate.command_line import BadInput, Command, jobs_of, parse
+from memprof.what_if.simulate.command_line import BadInput, Command, Ranks, jobs_of, parse
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,14 @@ def test_jobs() -> None:
     assert jobs_of(None, (), None) == (None,)
     ranks = [(j.rank, j.ranks_per_host) for j in jobs_of(4, (3, 0, 3), None) if j is not None]
     assert ranks == [(3, 4), (0, 4)]
+    assert [j.rank for j in jobs_of(3, "all", None) if j is not None] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("size", "ranks", "per_host", "says"),
     [
         (None, (1,), None, "--world-size"),
+        (None, "all", None, "--world-size"),
         (None, (), 4, "--world-size"),
         (0, (), None, "at least 1"),
         (8, (8,), None, "0 to 7"),
@@ -78,8 +80,6 @@ def test_jobs() -> None:
         (8, (), 16, "1 to 8"),
     ],
 )
-def test_refuses_jobs(
-    size: int | None, ranks: tuple[int, ...], per_host: int | None, says: str
-) -> None:
+def test_refuses_jobs(size: int | None, ranks: Ranks, per_host: int | None, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         jobs_of(size, ranks, per_host)

@@ -75,9 +75,14 @@ def notes(result: dict[str, Any], rank: int) -> list[str]:
 
 
 @pytest.mark.simgpu
-def test_stages_answer_one_another(tmp_path: Path) -> None:
-    # WHEN the first stage is simulated, and then the last
-    status, result, errors = simulate(tmp_path, STAGES, "--world-size=2", "--ranks=0,1")
+@pytest.mark.parametrize(
+    "options",
+    [["--ranks=0,1"], ["--ranks=all", "--executor=concurrent.futures:ThreadPoolExecutor"]],
+    ids=["one after the other", "at once"],
+)
+def test_stages_answer_one_another(tmp_path: Path, options: list[str]) -> None:
+    # WHEN the first stage is simulated, and then the last, or both and then the last again
+    status, result, errors = simulate(tmp_path, STAGES, "--world-size=2", *options)
     assert status == 0, errors
     # THEN the first got gradients of the sizes of its outputs, which its notes say
     assert len(notes(result, 0)) == 2

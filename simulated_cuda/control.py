@@ -15,8 +15,25 @@ STREAMS, EVENTS, GRAPHS, EXECS = range(4)
 """Kinds of handles, for `live`."""
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 """Error codes of CUDA, for `fail`."""
+KERNEL, COPY, SET, EVENT, WAIT, GRAPH = 0, 1, 2, 100, 101, 102
+"""Kinds of records of the log of work: an ``OpKind`` or ``LogKind`` of the device."""
+TO_HOST, TO_DEVICE, ON_DEVICE = 1, 2, 3
+"""Types of a copy there; 0 leaves the device alone."""
 _OnHostRead = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int)
 _WHICH = ("launched", "captured", "replayed")
+
+
+class Logged(ctypes.Structure):
+    """A record of the log of work: Note [The log of work] in ``src/core_log.cpp``, whose ``Record``
+    has the same fields; times are in ns, a copy's and a fill's bytes are what it writes."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("at", "operation", "stream", "subject", "bytes")),
+        *((name, ctypes.c_int64) for name in ("m", "n", "k", "batches")),
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+    )
 
 
 def simulated() -> bool:
@@ -45,6 +62,10 @@ def library() -> ctypes.CDLL:
         (device.simgpu_known, number, [pointer, size]),
         (device.simgpu_overwritten, None, [pointer, pointer, size]),
         (device.simgpu_bind_writes, None, [pointer, pointer, number]),
+        (device.simgpu_log, None, [number]),
+        (device.simgpu_log_records, pointer, [ctypes.POINTER(size)]),
+        (device.simgpu_log_edges, pointer, [ctypes.POINTER(size)]),
+        (device.simgpu_number_operations, None, [count]),
         # Of the values mode.
         (device.simgpu_capture_id, count, [pointer]),
         (device.simgpu_submit_python, number, [pointer, count]),
@@ -147,6 +168,36 @@ def live(kind: int) -> int:
 def active_captures() -> int:
     """Number of stream captures under way."""
     return int(library().simgpu_active_captures())
+
+
+def log(on: bool) -> None:
+    """Begin an empty log of what streams are given, or end it."""
+    library().simgpu_log(int(on))
+
+
+def number_operations(first: int) -> None:
+    """Add a number to those by which the profiler knows its operations from now on: each of its
+    runs counts from 1."""
+    library().simgpu_number_operations(first)
+
+
+def logged() -> list[Logged]:
+    """Records of the last log, in order."""
+    return list(_copied(library().simgpu_log_records, Logged))
+
+
+def edges() -> list[tuple[int, int]]:
+    """Nodes of graphs in the last log, each with one that it comes after."""
+    flat = [int(address) for address in _copied(library().simgpu_log_edges, ctypes.c_uint64)]
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _copied(read: Any, kind: Any) -> Any:
+    count = ctypes.c_size_t()
+    first = read(ctypes.byref(count))
+    return (kind * count.value).from_buffer_copy(
+        ctypes.string_at(first, count.value * ctypes.sizeof(kind))
+    )
 
 
 def report() -> str:

@@ -141,6 +141,13 @@ def _changes(value: str) -> tuple[str, ...]:
     help="What a serving engine's cache must hold to fit.",
 )
 @click.option(
+    "--best",
+    type=click.Choice(["largest", "throughput"]),
+    default="largest",
+    show_default=True,
+    help="Which value of a range: the largest that fits, or of those that were run the fastest.",
+)
+@click.option(
     "--try",
     "changes",
     callback=read_by(_changes, BadInput),
@@ -167,6 +174,7 @@ def fit(
     ranks_per_host: int | None,
     devices: str,
     tokens: int | None,
+    best: str,
     changes: tuple[str, ...] | None,
     steps: int | None,
     timeout: float | None,
@@ -207,6 +215,8 @@ def fit(
     if changes is not None:
         _check_try(gpus, variables)
         torch_config = {**WITHOUT_TIMING, **torch_config}
+    if best == "throughput" and not any(v.is_range for v in variables):
+        raise click.UsageError("--best throughput is for --vary with a range: BATCH=1..256")
     whole = changes is not None
     if whole and tokens is not None:
         raise click.UsageError("--at-least-tokens is for --vary, or for GPUs alone")
@@ -244,7 +254,7 @@ def fit(
             click.echo(visible(progress(row, tried)), err=True)
 
     with failures_in_words("fit"):
-        found = search_rows(variables, gpus, tries, on_try, tokens)
+        found = search_rows(variables, gpus, tries, on_try, tokens, throughput=best == "throughput")
     if as_data:
         print_json(Rows(rows=found))
     else:

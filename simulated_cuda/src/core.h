@@ -113,6 +113,15 @@ void busy(Stream* stream, uint64_t nanoseconds);
 int execute(const Op& op, bool replay);
 int execute_nodes(const NodeList& nodes);
 
+// ---- the log of work (core_log.cpp)
+// What else than an OpKind a record may be of.
+enum LogKind { LOG_EVENT = 100, LOG_WAIT, LOG_GRAPH };
+uint64_t this_operation();
+bool logging();
+void log_op(const Stream* stream, const Op& op);
+void log_event(LogKind kind, const Stream* stream, const Event* event);
+void log_graph(const Stream* stream, const NodeList& nodes);
+
 // ---- handles: what exists of each kind, in the order of control.py
 enum HandleKind { L_STREAM, L_EVENT, L_GRAPH, L_EXEC, HANDLE_KINDS };
 std::unordered_set<void*>& live(int kind);

@@ -44,6 +44,7 @@ int event_record(Event* event, void* handle, unsigned flags) {
   event->capture_id = 0;
   event->capture_deps.clear();
   event->ready_at = std::max<uint64_t>(stream->busy_until, g_host_clock);
+  log_event(LOG_EVENT, stream, event);
   return OK;
 }
 

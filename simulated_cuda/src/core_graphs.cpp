@@ -72,6 +72,7 @@ int graph_launch(GraphExec* exec, void* handle) {
     for (auto& node : *nodes)
       time += cost(node->op);
     busy(stream, time);
+    log_graph(stream, *nodes);
   }
   return execute_nodes(*nodes);
 }

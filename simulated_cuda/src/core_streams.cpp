@@ -104,6 +104,7 @@ int submit(void* handle, Op&& op) {
     LOCK;
     Stream* stream = stream_resolve(handle);
     if (!stream) return E_HANDLE;
+    op.work.operation = this_operation();
     if (Capture* capture = stream->capture) {
       if (capture->status != CAP_ACTIVE) return E_CAP_INVALIDATED;
       if (op.kind == OP_KERNEL) op.kernel->captured++;
@@ -118,6 +119,7 @@ int submit(void* handle, Op&& op) {
       if (Capture* other = capture_of_blocking_stream()) return invalidate(other, E_CAP_IMPLICIT);
     }
     busy(stream, cost(op));
+    log_op(stream, op);
   }
   return execute(op, false);  // outside the lock: host functions and hooks may take Python's
 }
@@ -160,7 +162,10 @@ int stream_wait(void* handle, Event* event, unsigned flags) {
   }
   if (event->capture_id) return join_capture(stream, event);
   if (stream->capture && event->recorded) return invalidate(stream->capture, E_CAP_ISOLATION);
-  if (!stream->capture) stream->busy_until = std::max(stream->busy_until, event->ready_at);
+  if (!stream->capture) {
+    stream->busy_until = std::max(stream->busy_until, event->ready_at);
+    log_event(LOG_WAIT, stream, event);
+  }
   return OK;
 }
 }  // namespace simgpu

@@ -64,7 +64,8 @@ extern "C" const char* cublasGetStatusName(int) { return "simgpu status"; }
 static int product(const char* name, void* handle, int64_t m, int64_t n, int64_t k, int batches,
                    const void* alpha, const void* beta, int scale_type, Matrix a, Matrix b,
                    Matrix c) {
-  if (((Handle*)handle)->pointer_mode) return counted(name, stream_of(handle));
+  if (((Handle*)handle)->pointer_mode)
+    return counted(name, stream_of(handle), {0, a.type, m, n, k, batches});
   Gemm gemm;
   gemm.m = m;
   gemm.n = n;

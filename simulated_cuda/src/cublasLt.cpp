@@ -121,7 +121,9 @@ API(Matmul, void*, void* descriptor, const void* alpha, const void* A, void* lay
   auto *a = (Layout*)layout_a, *b = (Layout*)layout_b;
   auto *c = (Layout*)layout_c, *d = (Layout*)layout_d;
   if (product->pointer_mode || a->order || !computable(a) || !computable(b) || !computable(d))
-    return counted("cublasLtMatmul", stream);
+    return counted("cublasLtMatmul", stream,
+                   {0, a->type, d->rows, d->columns,
+                    product->transpose_a ? a->rows : a->columns, d->batches});
   Gemm gemm;
   gemm.m = d->rows;
   gemm.n = d->columns;

@@ -1,6 +1,8 @@
-// libcupti: a profiler may subscribe and ask for activities; there never are any.
+// libcupti: a profiler may subscribe and ask for activities; there never are any. Which of its
+// operations a thread is in is kept for the log of work.
 #include <cstddef>
 #include <cstdint>
+#include "device.h"
 
 namespace {
 enum { SUCCESS = 0, MAX_LIMIT_REACHED = 12 };
@@ -44,8 +46,14 @@ API(ActivityGetNumDroppedRecords, void*, uint32_t, size_t* n) {
   return SUCCESS;
 }
 API(ActivitySetAttribute, int, size_t*, void*) { return SUCCESS; }
-API(ActivityPushExternalCorrelationId, int, uint64_t) { return SUCCESS; }
-API(ActivityPopExternalCorrelationId, int, uint64_t* last) {
-  if (last) *last = 0;
+// CUpti_ExternalCorrelationKind: CUSTOM0 is of Kineto's operations, CUSTOM1 of the user's ranges.
+constexpr int OF_OPERATIONS = 3;
+API(ActivityPushExternalCorrelationId, int kind, uint64_t number) {
+  if (kind == OF_OPERATIONS) simgpu::operation_begins(number);
+  return SUCCESS;
+}
+API(ActivityPopExternalCorrelationId, int kind, uint64_t* last) {
+  uint64_t number = kind == OF_OPERATIONS ? simgpu::operation_ends() : 0;
+  if (last) *last = number;
   return SUCCESS;
 }

@@ -261,6 +261,13 @@ enum OpKind {
   OP_EVENT_RECORD,
   OP_PYTHON,
 };
+// What an estimate of time needs of an operation, beside its bytes (core_log.cpp).
+struct Work {
+  uint64_t operation = 0;  // the profiler's number of what launched it
+  // Of a matrix product: the type of its operands (cudaDataType) and its sizes.
+  int type = -1;
+  int64_t m = 0, n = 0, k = 0, batches = 0;
+};
 struct Node;
 struct Event;
 using NodeList = std::vector<std::shared_ptr<Node>>;
@@ -286,6 +293,7 @@ struct Op {
   std::shared_ptr<uint64_t> python;  // OP_PYTHON: number of a Python function
   Event* event = nullptr;
   std::vector<Range> overwrites;  // what is no longer known once it is done
+  Work work;
 };
 inline Op kernel_op(Kernel* kernel) {
   Op op;
@@ -318,6 +326,10 @@ inline Op host_op(void (*function)(void*), void* user_data) {
   return op;
 }
 int submit(void* stream, Op&& op);  // run it, or make it a node of the stream's capture
+
+// ---- the log of work (core_log.cpp)
+void operation_begins(uint64_t number);  // the profiler's, on this thread
+uint64_t operation_ends();
 
 // ---- streams (core_streams.cpp) and their capture (core_capture.cpp)
 struct Capture;

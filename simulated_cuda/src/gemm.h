@@ -21,8 +21,10 @@ struct Handle {
   int pointer_mode = 0;  // 0: scalars lie on the host
 };
 
-inline int counted(const char* name, void* stream) {
-  return count_kernel(name, stream) ? EXECUTION_FAILED : SUCCESS;
+inline int counted(const char* name, void* stream, Work work = {}) {
+  Op op = kernel_op(kernel_by_name(name));
+  op.work = work;
+  return submit(stream, std::move(op)) ? EXECUTION_FAILED : SUCCESS;
 }
 
 // ---- elements of a matrix as double
@@ -164,6 +166,7 @@ struct Gemm {
 
 inline int multiply(const char* name, void* stream, const Gemm& gemm) {
   Op op = kernel_op(kernel_by_name(name));
+  op.work = {0, gemm.a.type, gemm.m, gemm.n, gemm.k, gemm.batches};
   if (compute_here()) op.compute = std::make_shared<std::function<int()>>(gemm);
   return submit(stream, std::move(op)) ? EXECUTION_FAILED : SUCCESS;
 }

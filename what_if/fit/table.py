@@ -140,6 +140,17 @@ class Row:
             raise ScriptFailed("no serving engine that memprof knows said how many tokens it holds")
         return tried.tokens >= self.wanted
 
+    def fastest(self, name: str) -> Tried | None:
+        """The try that fits and makes most of the variable ``name`` a second, if times are
+        known."""
+        timed = [t for t in self.tries if t.step_ns and self.holds(t)]
+        return max(timed, key=lambda t: per_second(t, name), default=None)
+
+
+def per_second(tried: Tried, name: str) -> float:
+    """Value of a variable, such as the samples of a step, by the seconds that a step takes."""
+    return float(tried.values[name]) / (tried.step_ns or 1) * 1e9
+
 
 OnTry = Callable[[Row, Tried], None]
 """Called with each try as it ends."""
@@ -151,9 +162,13 @@ def rows(
     tries: Tries,
     on_try: OnTry,
     wanted: int | None = None,
+    *,
+    throughput: bool = False,
 ) -> list[Row]:
-    """Search each row; at most one variable is a range. ``wanted`` is that of ``Row``. Raises as
-    ``Tries.run``, and ``ScriptFailed`` where tokens are wanted and nobody serves."""
+    """Search each row; at most one variable is a range. ``wanted`` is that of ``Row``; with
+    ``throughput`` the best is the fastest of those that were run and fit. Raises as ``Tries.run``,
+    and ``ScriptFailed`` where tokens are wanted and nobody serves, or nobody can say what is
+    fastest."""
     varied = next((v for v in variables if v.is_range), None)
     guesses: dict[tuple[str, ...], Needed] = {}
     found = []
@@ -193,6 +208,13 @@ def rows(
             probe(middle)
             low, high = (middle, high) if row.holds(by_index[middle]) else (low, middle)
         row.best, row.failed = by_index.get(low), by_index.get(high)
+        if throughput and row.best is not None:
+            row.best = row.fastest(varied.name)
+            if row.best is None:
+                raise ScriptFailed(
+                    f"the time of a step on {gpu.key} is not known: its speed must be among those "
+                    "of docs/simulated-time.md, and the script must make three optimizer steps"
+                )
     return found
 
 
@@ -232,21 +254,34 @@ def render(
     page.line()
     names = [*lists, *([varied.name] if varied is not None else ["fits"])]
     tokens = [">tokens"] * any(t.tokens is not None for row in rows for t in row.tries)
+    timed = any(row.best is not None and row.best.step_ns for row in rows)
+    times = [">ms a step", *([f">{varied.name}/s"] if varied is not None else [])] * timed
     sizes = (">needs", ">to spare")
-    table = page.table("gpu", *(f">{n}" for n in names), *tokens, *sizes, "what limits")
+    table = page.table("gpu", *(f">{n}" for n in names), *tokens, *times, *sizes, "what limits")
     for row in rows:
         best = row.best
-        shown = ["none" if varied is not None else "no", *("" for _ in tokens), "", ""]
+        shown = ["none" if varied is not None else "no", *("" for _ in [*tokens, *times]), "", ""]
         if best is not None:
             answer = best.values[varied.name] if varied is not None else "yes"
             spare = row.gpu.memory - best.needed
             held = [f"{best.tokens or 0:,}" for _ in tokens]
+            if timed:
+                held += _times(best, varied)
             shown = [answer, *held, page.bytes(best.needed), page.bytes(spare)]
         values = (row.values[name] for name in lists)
         table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
     page.show(table)
     _end(page, rows, made)
     return page.text()
+
+
+def _times(best: Tried, varied: Variable | None) -> list[str]:
+    if not best.step_ns:
+        return ["" for _ in range(2 if varied is not None else 1)]
+    shown = [f"{best.step_ns / 1e6:,.1f}"]
+    if varied is not None:
+        shown.append(f"{per_second(best, varied.name):,.0f}")
+    return shown
 
 
 def _verdict(page: Page, rows: Sequence[Row], varied: Variable | None) -> None:
@@ -257,8 +292,11 @@ def _verdict(page: Page, rows: Sequence[Row], varied: Variable | None) -> None:
         (row,) = rows
         assert row.best is not None
         more = "" if row.failed is not None else ", the last of the range"
+        fitting_values = (float(t.values[varied.name]) for t in row.tries if row.holds(t))
+        best = float(row.best.values[varied.name])
+        which = "largest" if best == max(fitting_values) else "fastest of those that were run"
         page.line(
-            f"{varied.name} = {row.best.values[varied.name]} is the largest that fits "
+            f"{varied.name} = {row.best.values[varied.name]} is the {which} that fits "
             f"{row.gpu.name} ({page.bytes(row.gpu.memory)}){more}",
             "bold",
         )

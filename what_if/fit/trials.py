@@ -21,6 +21,7 @@ class Trial:
         tried: None where the program failed with it, which ``problem`` says.
         saved, saved_allocated: bytes less that the device must have, and that were allocated at
             once; negative for more.
+        slower_ns: that a step takes longer; None where times are not known.
         recomputed: operations of compiled code more than before, as a share; None if none were
             counted.
         wrong: whether it makes gradients wrong.
@@ -32,6 +33,7 @@ class Trial:
     problem: str = ""
     saved: int = 0
     saved_allocated: int = 0
+    slower_ns: int | None = None
     recomputed: float | None = None
     wrong: bool = False
     idle: bool = False
@@ -47,6 +49,8 @@ class Trial:
         self.idle = set(self.changes) <= set(tried.idle)
         self.saved = before.needed - tried.needed
         self.saved_allocated = before.allocated - tried.allocated
+        if before.step_ns is not None and tried.step_ns is not None:
+            self.slower_ns = tried.step_ns - before.step_ns
         if before.flops and tried.flops is not None:
             self.recomputed = (tried.flops - before.flops) / before.flops
 
@@ -101,7 +105,9 @@ def render_trials(
         "bold",
     )
     page.line()
-    table = page.table("change", ">needs", ">saves", ">recomputed", "fits", "costs", fold=True)
+    times = [">ms more", ">ms per GiB"] * (before.step_ns is not None)
+    columns = (">needs", ">saves", *times, ">recomputed", "fits", "costs")
+    table = page.table("change", *columns, fold=True)
     ordered = sorted(trials, key=lambda t: -t.saved)
     for trial in ordered:
         tried = trial.tried
@@ -113,6 +119,7 @@ def render_trials(
             trial.changes[0] if alone else "all that help",
             page.bytes(tried.needed),
             page.bytes(trial.saved) if trial.saved > 0 else "does not help",
+            *_slower(trial)[: len(times)],
             f"{100 * trial.recomputed:.1f} %" if trial.recomputed else "",
             "yes" if tried.fits else "no",
             "wrong gradients" if trial.wrong else costs,
@@ -127,6 +134,13 @@ def render_trials(
         "Recomputed operations are those of compiled code."
     )
     return page.text()
+
+
+def _slower(trial: Trial) -> tuple[str, str]:
+    if trial.slower_ns is None:
+        return "", ""
+    ms = trial.slower_ns / 1e6
+    return f"{ms:+,.2f}", f"{ms / (trial.saved / 2**30):,.2f}" if trial.saved > 0 else ""
 
 
 def _sentence(trial: Trial) -> str:

@@ -34,6 +34,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
             more that the device must have had free for it.
         flops, changed, idle, notes: as of an ``Outcome``.
         tokens: that the cache of a serving engine holds; None where there is none.
+        step_ns: that a step takes, by ``StepTime``; None where none was followed.
     """
 
     values: dict[str, str] = {}
@@ -52,6 +53,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0
     short: int = 0
     tokens: int | None = None
+    step_ns: int | None = None
 
     @property
     def wrong(self) -> bool:
@@ -182,6 +184,7 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
         notes=s.outcome.notes,
         seconds=round(seconds, 1),
         short=short,
+        step_ns=s.outcome.time.step_ns if s.outcome.time is not None else None,
         tokens=min((e.tokens for e in s.outcome.engines if e.tokens is not None), default=None),
     )
 

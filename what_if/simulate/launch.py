@@ -117,6 +117,7 @@ class _Run:
         self._flops = PartitionFlops() if request.count_flops else None
         self._changed: dict[str, str] = {}
         self._leaving = Leaving(request.steps)
+        self._times: Any = None
         self._of_thread: Failure | None = None
         self._finishing = False
         self._stderr = os.dup(2)
@@ -210,6 +211,8 @@ class _Run:
             *self._reads.hangs_on(),
             *unused_settings(self._settings),
         ]
+        if self._times is not None:
+            outcome.time = self._times.time
         outcome.sent = self._messages.sent
         outcome.unanswered = self._messages.unanswered
         outcome.serving = serving()
@@ -252,9 +255,11 @@ class _Run:
         follow_engines()
         if control.simulated():
             from memprof.simulated_cuda.integers import compute_known
+            from memprof.what_if.estimate.steps import StepTimes
 
             from .experts import balance_experts
 
+            self._times = StepTimes(self._request.gpu, self._request.steps)
             (balance_experts if self._request.balanced_experts else compute_known)()
             self._reads.install()
             if self._request.world_size is not None:
@@ -265,7 +270,10 @@ class _Run:
         if self.is_child:
             return
         note_training(self._request.folder)
-        if self._leaving.after_step(fewest, steps, peaks()[0]):
+        enough = self._leaving.after_step(fewest, steps, peaks()[0])
+        if self._times is not None:
+            self._times.after_step(steps, last=enough)
+        if enough:
             self.finish(steps_seen(steps))
 
     def _look(self) -> None:

@@ -208,6 +208,7 @@ def _run(
             world_size=job.world_size if job is not None else None,
             rank=settings.rank,
             progress=settings.output is None and not settings.quiet,
+            gpu=settings.gpu.key,
         )
         variables["SIMGPU_SHARED"] = os.path.join(folder, "devices")
         variables[FOLDER] = folder

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from memprof.profiler.model import DeviceAccount, Profile
+from memprof.what_if.estimate.step_time import StepTime
 
 from .engine_memory import Serving
 from .failures import Failure
@@ -40,14 +41,15 @@ class Run:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(Run):
     """Request to run a script, read by its process: the ``folder`` in which its ``Outcome`` goes to
-    ``outcome``, and whether to print progress. Without a ``world_size`` process groups are left as
-    they are; with one the job's other ranks are not there."""
+    ``outcome``, whether to print progress, and the key of the ``gpu``. Without a ``world_size``
+    process groups are left as they are; with one the job's other ranks are not there."""
 
     folder: str
     outcome: str
     world_size: int | None = None
     rank: int = 0
     progress: bool = True
+    gpu: str = ""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -72,6 +74,8 @@ class Outcome(msgspec.Struct, kw_only=True):
         unanswered: ranks from which it received messages that nobody knew.
         processes: those that the script has started and that used a device.
         serving: of a serving engine's worker in the script's own process.
+        time: of the last step that was followed, None where there was none, or where the speed of
+            the GPU is not known.
         used: by device, the most bytes that all processes had of it at once, contexts included.
     """
 
@@ -94,6 +98,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     unanswered: set[int] = set()
     processes: list[ProcessOutcome] = []
     serving: Serving | None = None
+    time: StepTime | None = None
     used: list[int] = []
 
     @property

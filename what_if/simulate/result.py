@@ -16,6 +16,8 @@ from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
 from memprof.simulated_cuda.gpus import Gpu
+from memprof.what_if.estimate.shown import show as show_time
+from memprof.what_if.estimate.step_time import StepTime
 
 from .engine_memory import GraphSize, Serving
 from .failures import Failure
@@ -41,6 +43,7 @@ class RankResult:
     failure: Failure | None
     status: int
     counters: dict[str, int]
+    time: StepTime | None
     uncovered: list[str]
     notes: list[str]
     processes: list[ProcessOutcome]
@@ -66,6 +69,7 @@ class RankResult:
             failure=outcome.failure,
             status=outcome.status,
             counters=outcome.counters,
+            time=outcome.time,
             uncovered=outcome.uncovered,
             notes=outcome.notes,
             processes=outcome.processes,
@@ -136,6 +140,8 @@ def render(
         _processes(page, worst)
     for engine in worst.outcome.engines:
         _serving(page, engine)
+    if worst.outcome.time is not None:
+        show_time(page, worst.outcome.time)
     page.line()
     text = page.text()
     if worst.outcome.accounts:

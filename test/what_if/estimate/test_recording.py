@@ -1,0 +1,136 @@
+"""What the simulated device was given, joined with torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memprof.what_if.estimate.recording import Recording
+from memprof.what_if.estimate.timeline import RecordedStep, device_ns
+from memprof.what_if.estimate.work import ATTENTION, COPY, OTHER, PRODUCT, SET, Work
+
+pytestmark = pytest.mark.simgpu
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """A recording that follows captures."""
+    for name in ("capture_begin", "capture_end"):
+        monkeypatch.setattr(torch.cuda.CUDAGraph, name, getattr(torch.cuda.CUDAGraph, name))
+    made = Recording()
+    made.install()
+    return made
+
+
+def followed(recording: Recording, act: Callable[[], object]) -> RecordedStep:
+    """What the device was given for an act, which was done before."""
+    act()
+    assert recording.begin()
+    act()
+    return recording.end()
+
+
+def works(step: RecordedStep, kind: str) -> list[Work]:
+    return [g.work for g in step.given if g.work is not None and g.work.kind == kind]
+
+
+def test_products_have_the_sizes_that_cublas_was_given(recording: Recording) -> None:
+    a, b = torch.ones(24, 16, device="cuda"), torch.ones(16, 40, device="cuda").bfloat16()
+    batch = torch.ones(3, 8, 16, device="cuda")
+    step = followed(
+        recording, lambda: (a @ a.T, a.bfloat16() @ b, torch.bmm(batch, batch.transpose(1, 2)))
+    )
+    found = [(w.flops, w.nbytes, w.dtype) for w in works(step, PRODUCT)]
+    assert found == [
+        (2 * 24 * 24 * 16, 4 * (24 * 16 * 2 + 24 * 24), "float32"),
+        (2 * 24 * 40 * 16, 2 * (24 * 16 + 16 * 40 + 24 * 40), "bfloat16"),
+        (2 * 3 * 8 * 8 * 16, 4 * 3 * (8 * 16 * 2 + 8 * 8), "float32"),
+    ]
+    assert step.unknown == 0
+
+
+def test_operators_have_the_bytes_of_their_tensors(recording: Recording) -> None:
+    x, y = torch.ones(1 << 20, device="cuda"), torch.ones(1 << 20, device="cuda")
+    step = followed(recording, lambda: x + y)
+    (work,) = works(step, OTHER)
+    assert work.nbytes == 3 * 4 << 20
+    (work,) = works(followed(recording, lambda: x.add_(y)), OTHER)
+    assert work.nbytes == 3 * 4 << 20
+
+
+def test_copies_and_fills(recording: Recording) -> None:
+    here, there = torch.ones(1 << 18), torch.ones(1 << 18, device="cuda")
+    step = followed(recording, lambda: (there.copy_(here), there.cpu(), there.clone()))
+    assert [(w.nbytes, w.way) for w in works(step, COPY)] == [
+        (4 << 18, "to device"),
+        (4 << 18, "to host"),
+    ]
+    assert [w.nbytes for w in works(step, SET)] == [2 * 4 << 18]
+
+
+def test_attention_by_its_shapes_and_of_a_backward_on_another_thread(recording: Recording) -> None:
+    q = torch.ones(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def act() -> None:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        out.backward(out.detach())
+
+    step = followed(recording, act)
+    products = 2 * 8 * 128 * 128 * 64  # of which half is masked; the backward has five
+    flops: dict[str, int] = {}
+    for work in works(step, ATTENTION):
+        flops[work.way] = flops.get(work.way, 0) + work.flops
+        assert work.shape == (8, 128, 64)
+    assert flops["forward"] == products
+    assert flops["backward"] == pytest.approx(products * 5 / 2, rel=0.01)
+
+
+def test_two_streams_and_an_event(recording: Recording) -> None:
+    x = torch.ones(8, device="cuda")
+    other, event = torch.cuda.Stream(), torch.cuda.Event()
+
+    def act() -> None:
+        x.add_(1)
+        event.record()
+        x.mul_(2)
+        with torch.cuda.stream(other):
+            event.wait(other)
+            x.sub_(1)
+
+    step = followed(recording, act)
+    durations = [0.0 if given.work is None else 10.0 for given in step.given]
+    assert sum(durations) == 30
+    # THEN the other stream's kernel runs beside the second, after the first
+    assert device_ns(step.given, durations, step.after) == 20
+
+
+def test_a_graph_has_the_work_of_its_capture(recording: Recording) -> None:
+    a, x = torch.ones(24, 16, device="cuda"), torch.ones(1 << 20, device="cuda")
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        product = a @ a.T
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            x.add_(1)
+        product.add_(1)
+        main.wait_stream(side)
+    step = followed(recording, graph.replay)
+    assert (step.graphs, step.launches, step.unknown) == (1, 1, 0)
+    assert [w.flops for w in works(step, PRODUCT)] == [2 * 24 * 24 * 16]
+    assert [w.nbytes for w in works(step, OTHER)] == [2 * 4 << 20, 2 * 4 * 24 * 24]
+    durations = [0.0 if given.work is None else 10.0 for given in step.given]
+    # THEN its two branches run at once
+    assert device_ns(step.given, durations, step.after) == 20
+
+
+def test_a_program_that_profiles_itself_is_not_followed(recording: Recording) -> None:
+    with torch.profiler.profile():
+        assert not recording.begin()
+    # AND the next step is
+    assert recording.begin()
+    recording.end()

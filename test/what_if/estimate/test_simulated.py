@@ -1,0 +1,83 @@
+"""The time of a step in what ``memprof simulate`` and ``memprof fit`` say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from as_a_user import memprof
+from outputs import checked
+
+pytestmark = pytest.mark.simgpu
+
+SCRIPT = """
+import sys, torch
+width, batch = 1024, int(sys.argv[1])
+model = torch.nn.Linear(width, width, bias=False, device="cuda", dtype=torch.bfloat16)
+if len(sys.argv) > 2:
+    model = torch.compile(model, backend=sys.argv[2])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(batch, width, device="cuda", dtype=torch.bfloat16)
+for _ in range(9):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def time_of(tmp_path: Path, gpu: str, *arguments: str) -> dict[str, Any] | None:
+    """The time of the script's step, whose products are three for each step: 2 b w² FLOPs."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = memprof("simulate", "--json", "--gpu", gpu, "--", "python", str(script), *arguments)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] | None = checked("simulate", done.stdout)["ranks"][0]["time"]
+    return found
+
+
+def products(time: dict[str, Any]) -> dict[str, Any]:
+    return next(kind for kind in time["kinds"] if kind["kind"] == "matrix products")
+
+
+@pytest.mark.parametrize("backend", [(), ("inductor",), ("memprof",)], ids=str)
+def test_a_step_has_its_products_once(tmp_path: Path, backend: tuple[str, ...]) -> None:
+    time = time_of(tmp_path, "h200-141gb", "4096", *backend)
+    assert time is not None
+    # THEN there is a forward, and the gradient of the weight: that of the input nobody needs
+    found = products(time)
+    assert found["flops"] == 2 * 2 * 4096 * 1024 * 1024
+    assert time["measured"]
+    assert time["unknown"] == 0
+    assert (time["graphs"] > 0) == (backend == ("memprof",))
+    # AND the time is that of its kinds, of which a graph may run some at once
+    of_kinds = sum(kind["device_ns"] for kind in time["kinds"])
+    assert found["device_ns"] < time["device_ns"] <= of_kinds
+    assert backend or time["device_ns"] == pytest.approx(of_kinds, rel=1e-3)
+
+
+def test_without_a_table_it_is_a_bound_and_without_a_data_sheet_nothing(tmp_path: Path) -> None:
+    time = time_of(tmp_path, "a100-80gb", "4096")
+    assert time is not None
+    assert not time["measured"]
+    assert products(time)["device_ns"] == pytest.approx(
+        2 * 2 * 4096 * 1024 * 1024 / 312e12 * 1e9, rel=1e-3
+    )
+    assert time_of(tmp_path, "titan-v", "4096") is None
+
+
+def test_fit_says_samples_a_second_and_finds_the_fastest(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    options = ("--gpu", "h200-141gb", "--vary", "BATCH=64..256:64", "--json", "-q")
+    command = ("--", "python", str(script), "{BATCH}")
+    done = memprof("fit", "--best", "throughput", *options, *command)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    rates = {t["values"]["BATCH"]: int(t["values"]["BATCH"]) / t["step_ns"] for t in row["tries"]}
+    assert row["best"]["values"]["BATCH"] == max(rates, key=rates.__getitem__)
+    # AND on a GPU of which nothing is known it says so
+    done = memprof("fit", "--best", "throughput", *options, "--gpu", "titan-v", *command)
+    assert done.returncode == 3
+    assert "docs/simulated-time.md" in done.stderr

@@ -1,0 +1,105 @@
+"""Follows one step of a program on the simulated device: what its streams were given, joined with
+the operations of torch that gave it.
+
+Operations come from Kineto, which knows their tensors and names each to CUPTI as it begins: Note
+[The log of work] in ``simulated_cuda/src/core_log.cpp``. What a CUDA graph holds was given when it
+was captured, so that captures are followed as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from memprof.simulated_cuda import control
+
+from . import _torch_compat
+from .timeline import Given, RecordedStep
+from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
+
+
+class Recording:
+    """Follows captures from ``install`` on, and a step between ``begin`` and ``end``."""
+
+    def __init__(self) -> None:
+        self._operations: dict[int, Operation] = {}
+        self._sessions = 0
+        self._profiler: Any = None
+        self._formulas = _torch_compat.flop_formulas()
+
+    def install(self) -> None:
+        """Follow what is captured from now on."""
+        _torch_compat.around_captures(self._begin_profiler, self._end_profiler)
+
+    def begin(self) -> bool:
+        """Begin a step; false where the program profiles itself, so that it cannot be followed."""
+        if not self._begin_profiler():
+            return False
+        control.log(True)
+        return True
+
+    def end(self) -> RecordedStep:
+        """End the step."""
+        control.log(False)
+        self._end_profiler()
+        return self._joined(control.logged())
+
+    def _begin_profiler(self) -> bool:
+        if self._profiler is not None:
+            return False
+        self._sessions += 1
+        control.number_operations(self._sessions << 40)
+        self._profiler = _torch_compat.start_profiler()
+        return self._profiler is not None
+
+    def _end_profiler(self) -> None:
+        events = _torch_compat.stop_profiler(self._profiler)
+        self._profiler = None
+        self._operations |= _torch_compat.operations(events, self._sessions << 40, self._formulas)
+
+    def _joined(self, logged: list[control.Logged]) -> RecordedStep:
+        for record in logged:
+            operation = self._operations.get(record.operation)
+            if operation is not None and record.kind == control.KERNEL and not record.batches:
+                operation.launches += 1
+        works = {
+            id(operation): of_operation(operation, self._formulas)
+            for record in logged
+            if (operation := self._operations.get(record.operation)) is not None
+        }
+        given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
+        for record in logged:
+            work = self._work_of(record, works)
+            if record.kind == control.KERNEL and work is None:
+                unknown += 1
+                work = Work(OTHER)
+            launches += inside == 0 and record.kind < control.EVENT
+            inside = max(0, inside - 1)
+            if record.kind == control.GRAPH:
+                graphs += 1
+                inside = record.m
+            nodes = record.m if record.kind == control.GRAPH else 0
+            given.append(Given(record.kind, record.stream, record.subject, work, nodes))
+        after: dict[int, list[int]] = {}
+        for node, before in control.edges():
+            after.setdefault(node, []).append(before)
+        return RecordedStep(given, after, launches + graphs, graphs, unknown)
+
+    def _work_of(self, record: control.Logged, works: dict[int, Work]) -> Work | None:
+        if record.kind == control.COPY:
+            if record.type == control.ON_DEVICE:
+                return Work(SET, nbytes=2 * record.bytes, pattern="copy")
+            way = "to device" if record.type == control.TO_DEVICE else "to host"
+            return Work(COPY, nbytes=record.bytes, way=way)
+        if record.kind == control.SET:
+            return Work(SET, nbytes=record.bytes, pattern="copy")
+        if record.kind != control.KERNEL:
+            return None
+        if record.batches:
+            return of_product(record.type, record.m, record.n, record.k, record.batches)
+        operation = self._operations.get(record.operation)
+        if operation is None:
+            return None
+        work = works[id(operation)]
+        share = max(1, operation.launches)
+        return replace(work, flops=work.flops // share, nbytes=work.nbytes // share)

@@ -1,0 +1,56 @@
+"""The least time that a GPU takes for some work: what its data sheet says of its speed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .work import COPY, Work
+
+_TF32 = "tf32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Speed of a GPU, by its maker's data sheet.
+
+    Attributes:
+        flops: FLOP/s of dense matrix products, by the type of their operands; ``tf32`` too.
+        bandwidth: bytes/s of its memory.
+        bus: bytes/s to and from the host, one way.
+        source: where these figures stand.
+    """
+
+    flops: dict[str, float]
+    bandwidth: float
+    bus: float
+    source: str
+
+    def ns(self, work: Work, tf32: bool = False) -> float:
+        """The least nanoseconds that it takes: the larger of its FLOPs and its bytes at full speed.
+        ``tf32`` tells whether products in float32 may be made in TF32."""
+        if work.kind == COPY:
+            return work.nbytes / self.bus * 1e9
+        dtype = _TF32 if tf32 and work.dtype == "float32" else work.dtype
+        # A type that the data sheet leaves out is at most as fast as the fastest one.
+        peak = self.flops.get(dtype, max(self.flops.values()))
+        return max(work.flops / peak, work.nbytes / self.bandwidth) * 1e9
+
+
+@functools.cache
+def speeds() -> dict[str, Speed]:
+    """Speeds of the GPUs in ``speeds.toml``, by the key of ``simulated_cuda/gpus.toml``."""
+    text = Path(__file__).with_name("speeds.toml").read_bytes()
+    rows = msgspec.toml.decode(text, type=dict[str, dict[str, float | str]])
+    return {key: _speed(row) for key, row in rows.items()}
+
+
+def _speed(row: dict[str, float | str]) -> Speed:
+    source = str(row.pop("source"))
+    figures = {name: float(figure) for name, figure in row.items()}
+    bandwidth, bus = figures.pop("bandwidth") * 1e9, figures.pop("bus") * 1e9
+    flops = {dtype: figure * 1e12 for dtype, figure in figures.items()}
+    return Speed(flops=flops, bandwidth=bandwidth, bus=bus, source=source)

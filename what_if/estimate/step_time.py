@@ -1,0 +1,59 @@
+"""The time of a step, by kinds of work, as a result."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class KindTime(msgspec.Struct, kw_only=True):
+    """What a step does of one kind of work: launches, or copies, and what they take one by one.
+
+    Attributes:
+        kind: one of ``work.KINDS``.
+    """
+
+    kind: str
+    launches: int
+    device_ns: int
+    flops: int
+    nbytes: int
+
+
+class StepTime(msgspec.Struct, kw_only=True):
+    """The time of one step on a device, in ns.
+
+    Attributes:
+        measured: whether it is an estimate from measured kernels of this GPU; else no step is
+            faster than ``device_ns``.
+        device_ns: from the first begin to the last end, the host left out.
+        host_ns: that the host takes for its launches alone; 0 where that was not measured.
+        kinds: those that there are, in the order of ``work.KINDS``.
+        launches: by the host; the launch of a graph is one.
+        unknown: launches of which neither operation nor sizes are known: they count as no work.
+        peak_flops: FLOP/s of the GPU for products of the type that most FLOPs are in.
+        source: of the GPU's speed.
+    """
+
+    measured: bool
+    device_ns: int
+    host_ns: int
+    kinds: list[KindTime]
+    launches: int
+    graphs: int
+    unknown: int
+    peak_flops: float
+    source: str
+
+    @property
+    def step_ns(self) -> int:
+        """Time of a step: the device's or the host's, whichever is longer."""
+        return max(self.device_ns, self.host_ns)
+
+    @property
+    def flops(self) -> int:
+        return sum(kind.flops for kind in self.kinds)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the GPU's FLOP/s that the step's FLOPs are (MFU)."""
+        return self.flops / self.peak_flops / (self.step_ns / 1e9) if self.step_ns else 0.0

@@ -1,0 +1,43 @@
+"""Follows the step of a training at which its simulated run may be left."""
+
+from __future__ import annotations
+
+from . import _torch_compat
+from .estimating import step_time
+from .recording import Recording
+from .step_time import StepTime
+
+FIRST = 3
+"""The first step that is followed: with CUDA graphs it is the first that replays them."""
+
+
+class StepTimes:
+    """Time of the last step that was followed: ``FIRST`` and those after it, or the last of those
+    that were asked for.
+
+    Args:
+        gpu: its key.
+        wanted: steps after which the run is left; None if nobody said so.
+    """
+
+    def __init__(self, gpu: str, wanted: int | None) -> None:
+        self._gpu = gpu
+        self._first = max(2, wanted or FIRST)
+        self._recording = Recording()
+        self._recording.install()
+        self._follows = False
+        self._seen = 0
+        self.time: StepTime | None = None
+
+    def after_step(self, steps: int, *, last: bool) -> None:
+        """End the step that is followed, if there is one, and begin with the next unless this was
+        the ``last``; ``steps`` is of the optimizer that has made most."""
+        if steps == self._seen:
+            return
+        self._seen = steps
+        if self._follows:
+            self._follows = False
+            recorded = self._recording.end()
+            self.time = step_time(recorded, self._gpu, tf32=_torch_compat.allows_tf32())
+        if not last and steps + 1 >= self._first:
+            self._follows = self._recording.begin()

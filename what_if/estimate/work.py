@@ -1,0 +1,209 @@
+"""FLOPs and bytes of a launch, by the operation of torch that made it.
+
+Note [Work of an operation]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+An operation reads each of its tensors once and writes once what it returns or changes; memory that
+several elements share (an expanded dimension) counts once. What it returns is what it allocated. An
+operation that looks up some of its first tensor reads no more of it than it writes. FLOPs are those
+of the sizes that cuBLAS was given for a matrix product, and of ``torch.utils.flop_counter``'s
+formulas for attention and convolutions; causal attention is half. Of Inductor's kernels a tensor
+counts as far as the kernel's number of elements reaches: it may be a look-up. All of this is at
+most what a kernel needs to do, so that times from it are bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PRODUCT, ATTENTION, CONVOLUTION, OTHER, COPY, SET = (
+    "matrix products",
+    "attention",
+    "convolutions",
+    "other kernels",
+    "copies to and from the host",
+    "copies and fills",
+)
+KINDS = (PRODUCT, ATTENTION, CONVOLUTION, OTHER, SET, COPY)
+"""Kinds of launches, in the order in which tables have them."""
+
+_DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "int8", 14: "bfloat16", 28: "float8"}
+"""cudaDataType of a product's operands; both kinds of float8 run at one speed."""
+_SIZES = {"float32": 4, "float64": 8, "float16": 2, "int8": 1, "bfloat16": 2, "float8": 1}
+
+_OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "set_")
+_LOOKS_UP = ("embedding", "index", "gather", "index_select", "nll_loss", "take", "slice")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInput:
+    """A tensor on a device that an operation was given, with its strides in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements that differ in address."""
+        of_own = [n for n, s in zip(self.sizes, self.strides, strict=False) if s or n == 0]
+        return math.prod(of_own) * self.item_bytes
+
+
+@dataclass(slots=True)
+class Operation:
+    """An operation of torch that was running when something was launched.
+
+    Attributes:
+        name: ``aten::mm``, or the name of one of Inductor's kernels.
+        inputs: tensors on a device; lists are flattened. Others as they are: numbers, flags, None.
+        names, writes: of the schema's arguments, by place; empty without a schema.
+        allocated: bytes that it allocated itself.
+        launches: how many it made.
+    """
+
+    name: str
+    inputs: list[Any] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    writes: frozenset[str] = frozenset()
+    allocated: int = 0
+    launches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a launch has to do.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        flops: multiplications and additions counted apart.
+        nbytes: of device memory, read and written; of a copy over the bus, copied.
+        dtype: of a product's or of attention's operands.
+        shape: of a product (m, n, k); of attention (batch × heads, tokens, head size).
+        pattern: which of the kernel table's operators it is like.
+        way: of attention ``forward`` or ``backward``; of a copy ``to device`` or ``to host``.
+    """
+
+    kind: str
+    flops: int = 0
+    nbytes: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    pattern: str = "pointwise"
+    way: str = ""
+
+
+def of_product(kind: int, m: int, n: int, k: int, batches: int) -> Work:
+    """Work of a matrix product of cuBLAS, whose operands have the cudaDataType ``kind``."""
+    return product(_DTYPES.get(kind, "float32"), m, n, k, batches)
+
+
+def product(dtype: str, m: int, n: int, k: int, batches: int) -> Work:
+    """Work of a matrix product (m, k) times (k, n), ``batches`` times."""
+    nbytes = _SIZES[dtype] * (m * k + k * n + m * n) * batches
+    return Work(PRODUCT, 2 * m * n * k * batches, nbytes, dtype, (m * batches, n, k))
+
+
+def of_operation(operation: Operation, flops_of: Mapping[str, Callable[..., int]]) -> Work:
+    """Work of an operation, all its launches together; ``flops_of`` has the formulas by name."""
+    base = operation.name.removeprefix("aten::")
+    if operation.name.startswith("triton_"):
+        return _of_triton(operation)
+    read, written = _traffic(operation, base)
+    nbytes = read + written
+    formula = flops_of.get(base)
+    if formula is None:
+        return Work(OTHER, nbytes=nbytes, pattern=_pattern(base))
+    tensors = _tensors(operation.inputs)
+    flops = _counted(formula, operation, tensors)
+    dtype = tensors[0].dtype if tensors else "float32"
+    if "attention" in base:
+        way = "backward" if "backward" in base else "forward"
+        if _is_causal(operation):
+            flops //= 2
+        query = tensors[1 if way == "backward" else 0].sizes
+        shape = (math.prod(query[:-2]), query[-2], query[-1])
+        return Work(ATTENTION, flops, nbytes, dtype, shape, way=way)
+    return Work(CONVOLUTION, flops, nbytes, dtype)
+
+
+def _counted(formula: Callable[..., int], operation: Operation, tensors: list[TensorInput]) -> int:
+    if "convolution" in operation.name:
+        return _of_convolution(operation, tensors)
+    shapes = [i.sizes if isinstance(i, TensorInput) else i for i in operation.inputs]
+    try:
+        return int(formula(*shapes, out_val=None))
+    except Exception:
+        # An overload that the formula does not know: only its bytes count.
+        return 0
+
+
+def _of_convolution(operation: Operation, tensors: list[TensorInput]) -> int:
+    """FLOPs as of ``torch.utils.flop_counter.conv_flop_count``, which asks for the result's shape:
+    it is the gradient's in a backward, which makes two such products, and what was allocated."""
+    backward = "backward" in operation.name
+    weight = tensors[2 if backward else 1]
+    if backward:
+        elements = 2 * math.prod(tensors[0].sizes)
+    else:
+        elements = operation.allocated // tensors[0].item_bytes
+    return 2 * elements * math.prod(weight.sizes[1:])
+
+
+def _is_causal(operation: Operation) -> bool:
+    given = dict(zip(operation.names, operation.inputs, strict=False))
+    return given.get("is_causal") is True
+
+
+def _traffic(operation: Operation, base: str) -> tuple[int, int]:
+    """Bytes read and written."""
+    read = written = 0
+    overwrites = base in _OVERWRITES
+    for place, given in enumerate(operation.inputs):
+        tensors = _tensors([given])
+        nbytes = sum(t.nbytes for t in tensors)
+        name = operation.names[place] if place < len(operation.names) else ""
+        if name in operation.writes:
+            written += nbytes
+            if overwrites or name.startswith("out"):
+                continue
+        read += nbytes
+    written += operation.allocated
+    if base.startswith(_LOOKS_UP) and "backward" not in base:
+        read = min(read, 2 * written)
+    return read, written
+
+
+def _of_triton(operation: Operation) -> Work:
+    """One of Inductor's kernels: its numbers of elements follow its tensors."""
+    elements = math.prod(
+        n for n in operation.inputs if isinstance(n, int) and not isinstance(n, bool) and n > 0
+    )
+    nbytes = sum(min(t.nbytes, elements * t.item_bytes) for t in _tensors(operation.inputs))
+    pattern = "pointwise" if "_poi_" in operation.name else "reduction"
+    return Work(OTHER, nbytes=nbytes, pattern=pattern)
+
+
+def _tensors(inputs: Sequence[Any]) -> list[TensorInput]:
+    found: list[TensorInput] = []
+    for given in inputs:
+        if isinstance(given, TensorInput):
+            found.append(given)
+        elif isinstance(given, list):
+            found += _tensors(given)
+    return found
+
+
+def _pattern(base: str) -> str:
+    if "softmax" in base:
+        return "softmax"
+    if base in ("copy_", "_to_copy", "clone", "cat"):
+        return "copy"
+    if base.startswith(_LOOKS_UP):
+        return "embedding"
+    if base.startswith(("sum", "mean", "native_layer_norm", "norm", "var", "argmax", "max")):
+        return "reduction"
+    return "pointwise"

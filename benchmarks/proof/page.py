@@ -1,4 +1,5 @@
-"""Makes docs/real-gpu.md, and the README's sentence, of what was measured: ``make real-gpu-page``.
+"""Makes docs/real-gpu.md, the README's sentence and the tables of kernels that estimates of time
+use, of what was measured: ``make real-gpu-page``.
 
 Every folder of results (``CARD-DATE``) is a section, every part a table or more, bad rows included.
 ``page.md`` beside this file is what stands before them. It needs nothing but Python.
@@ -11,6 +12,7 @@ import re
 import string
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "real-gpu"
 PAGE = ROOT / "docs" / "real-gpu.md"
 README = ROOT / "README.md"
+GPUS = ROOT / "simulated_cuda" / "gpus.toml"
+KERNEL_TABLES = ROOT / "what_if" / "estimate" / "tables"
 
 NONE = "**No GPU has been measured yet**: below stands how to do it, and no result."
 NOT_YET = (
@@ -242,14 +246,37 @@ def sentence(machines: list[list[dict[str, Any]]]) -> str:
     """What the README says of the graph trees on a real GPU."""
     values = [c for contents in machines for c in contents if c["part"] == "values"]
     cases = [case for content in values for case in content["cases"].values()]
-    cards = ", ".join(f"{m['gpu']} ({m['date']})" for m in (c[0]["machine"] for c in machines))
-    text = MEASURED % (cards, len(cases), sum(map(right, cases))) if machines else NOT_YET
+    cards = ", ".join(f"{m['gpu']} ({m['date']})" for m in (c["machine"] for c in values))
+    text = MEASURED % (cards, len(cases), sum(map(right, cases))) if values else NOT_YET
     return textwrap.fill(text, 106, break_on_hyphens=False)
+
+
+def write_kernel_tables(machines: list[list[dict[str, Any]]]) -> None:
+    """Write what was measured of kernels, medians alone, for estimates of time: by GPU."""
+    keys = {row["name"]: key for key, row in tomllib.loads(GPUS.read_text("utf-8")).items()}
+    kernels = [c for contents in machines for c in contents if c["part"] == "kernels"]
+    for content in kernels:
+        measured = [row for case in content["cases"].values() for row in case["rows"]]
+        lines = [json.dumps(medians(row)) for row in measured if row["kind"] != "failed"]
+        if lines and not content["simulated"]:
+            table = KERNEL_TABLES / f"{keys[content['machine']['gpu']]}.json"
+            table.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+
+
+def medians(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the median in the place of all samples."""
+    kept = {name: value for name, value in row.items() if name != "per_second"}
+    for name, value in kept.items():
+        if isinstance(value, dict):
+            kept[name] = {"median": round(value["median"], 3)}
+    return kept
 
 
 def main(results: Path, page_file: Path, readme: Path) -> None:
     """Write the page, and the sentence between its marks."""
     machines = read(results)
+    if results == RESULTS:
+        write_kernel_tables(machines)
     page_file.write_text(page(machines), encoding="utf-8")
     begin, end = MARKS
     text = readme.read_text(encoding="utf-8")

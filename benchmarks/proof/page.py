@@ -12,9 +12,10 @@ import re
 import string
 import sys
 import textwrap
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import tomllib
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "real-gpu"

@@ -38,11 +38,13 @@ class KernelTable:
     Attributes:
         launch_ns: that the host takes for a launch.
         graph_ns: that the host takes for the launch of a graph.
+        kernel_ns: that the fastest kernel took.
     """
 
     speed: Speed
     launch_ns: float = 0.0
     graph_ns: float = 0.0
+    kernel_ns: float = 0.0
     _behind: defaultdict[tuple[str, ...], list[tuple[Sizes, float]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -57,7 +59,7 @@ class KernelTable:
             rows = self._behind.get((work.kind, work.way, work.dtype), ())
             if not rows and work.dtype == "float16":  # whose tensor cores are as fast
                 rows = self._behind.get((work.kind, work.way, "bfloat16"), ())
-            return least * (_nearest(rows, _sizes(work)) if rows else 1.0)
+            return max(least * (_nearest(rows, _sizes(work)) if rows else 1.0), self.kernel_ns)
         pattern = work.way if work.kind == COPY else work.pattern
         return max(least, self._by_bytes(pattern, work.nbytes))
 
@@ -87,6 +89,7 @@ class KernelTable:
             self._insert(way, row["bytes"], row["device_us"]["median"])
         elif kind == "bandwidth":
             self._insert(row["operator"], row["bytes"], row["us"]["median"])
+            self.kernel_ns = min(self.kernel_ns or math.inf, row["us"]["median"] * 1e3)
         elif kind in ("gemm", "attention"):
             work = _measured(row)
             least = self.speed.ns(work)

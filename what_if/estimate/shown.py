@@ -14,7 +14,7 @@ def show(page: Page, time: StepTime) -> None:
     page.section("Time of a step")
     whole = in_words(time.step_ns)
     if time.measured:
-        page.line(f"  about {whole} on the device, from measured kernels of this GPU")
+        page.line(f"  about {whole}, from measured kernels of this GPU")
     else:
         page.line(f"  no faster than {whole}: what its data sheet allows")
     table = page.table(">ms", ">share", ">launches", ">TFLOP/s", ">GB/s", "kind")
@@ -29,7 +29,7 @@ def show(page: Page, time: StepTime) -> None:
         )
     page.show(table)
     page.line(
-        f"  {time.flops / 1e12:,.2f} TFLOP, {time.utilisation:.1%} of the "
+        f"  {time.flops / 1e12:,.3g} TFLOP, {time.utilisation:.1%} of the "
         f"{time.peak_flops / 1e12:,.0f} TFLOP/s of its data sheet (MFU)"
     )
     if time.host_ns > time.device_ns:

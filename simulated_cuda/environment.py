@@ -14,6 +14,15 @@ MAX_DEVICES = 32
 """Devices that one process can be shown."""
 
 _RUNTIME = Path(__file__).resolve().parent / "runtime"
+_CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "VLLM_CACHE_ROOT": "vllm",
+    "SGLANG_CACHE_DIR": "sglang",
+}
+"""Names of folders in our cache, by the variable of a cache that a real device of the same name and
+capability would read: engines keep there which kernel was fastest, where nothing computed."""
+
 # Which real devices a process may see, and in which order: nothing to a simulated one, of which
 # torch would see none where this is "".
 _OF_REAL_DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SIMGPU_MEM_MB", "SIMGPU_SHARED")
@@ -31,8 +40,8 @@ def simulated_environment(
 
     The child must have the torch that is given (default: this interpreter's). With ``values`` its
     kernels compute, which needs memprof in the child's interpreter; without, they run and do
-    nothing. Compiled code is kept apart from that for real GPUs, in the cache of the simulated
-    device, or below the folder that TRITON_CACHE_DIR or TORCHINDUCTOR_CACHE_DIR names.
+    nothing. Compiled code, and what was tuned, is kept apart from that for real GPUs, in the cache
+    of the simulated device, or below the folder that a variable of `_CACHES` names.
 
     The first call for a torch compiles the stub libraries, which takes some seconds. Raises
     SimulationError where there can be no simulated device, ValueError for a number of devices that
@@ -52,7 +61,7 @@ def simulated_environment(
     major, minor = device.capability
     kind = f"{torch.version.replace('+', '-')}-sm{major}{minor}{'-values' if values else ''}"
     compiled = cache_folder(result) / "compiled" / kind
-    for variable, name in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "inductor")):
+    for variable, name in _CACHES.items():
         chosen = result.get(variable)
         place = Path(chosen) / "simulated" / kind if chosen else compiled / name
         result[variable] = str(place)

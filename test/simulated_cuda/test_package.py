@@ -88,6 +88,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "MEMPROF_CACHE": "/cache",
         "PATH": "/bin",
         "TRITON_CACHE_DIR": "/triton",
+        "SGLANG_CACHE_DIR": "/sglang",
     }
     result = simulated_environment(
         find_gpu("a100-40gb"), devices=2, torch=torch, base=base, values=True
@@ -98,7 +99,9 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert result["SIMGPU_MEM_BYTES"] == "42298834944"
     assert (result["SIMGPU_CC"], result["SIMGPU_DEVICES"]) == ("80", "2")
     assert result["TRITON_CACHE_DIR"] == "/triton/simulated/2.11.0-cu130-sm80-values"
-    assert result["TORCHINDUCTOR_CACHE_DIR"].startswith("/cache/memprof/simulated_cuda/compiled/")
+    assert result["SGLANG_CACHE_DIR"] == "/sglang/simulated/2.11.0-cu130-sm80-values"
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        assert result[name].startswith("/cache/memprof/simulated_cuda/compiled/")
     assert result["PYTHONPATH"].endswith("simulated_cuda/runtime")
     assert base["CUDA_VISIBLE_DEVICES"] == ""
     for devices in (0, 33):

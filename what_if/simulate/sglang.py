@@ -56,10 +56,12 @@ def pools() -> list[object]:
 
 
 def serving() -> Serving | None:
-    """Memory of the last runner of this process; None where there is none."""
-    if not _runners:
+    """Memory of the last runner of this process, but of a draft's beside it; None where there is
+    none."""
+    targets = [r for r in _runners if not getattr(r, "is_draft_worker", False)]
+    if not targets:
         return None
-    runner = _runners[-1]
+    runner = targets[-1]
     found = Serving(engine=name_of("SGLang", "sglang"))
     found.weights = read(lambda: int(runner.weight_load_mem_usage * (1 << 30)))
     found.graphs = read(lambda: int(sum(runner.graph_memory_usage.values()) * (1 << 30)))

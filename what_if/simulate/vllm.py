@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
 from .engine_memory import SIZES, Serving, name_of, read
@@ -73,13 +74,13 @@ def _runner_is_there(module: ModuleType) -> None:
     """
     runner: Any = getattr(module, "GPUModelRunner", None)
     sample: Callable[..., Any] | None = getattr(runner, "sample", None)
-    if sample is None:
+    if sample is None or not control.simulated():
         return
 
     @functools.wraps(sample)
-    def sample_one(runner: Any, hidden_states: Any, batch: Any, *args: Any) -> Any:
-        result = sample(runner, hidden_states, batch, *args)
-        read(lambda: result[1].copy_(_tokens_of(batch)))
+    def sample_one(*args: Any, **kwargs: Any) -> Any:
+        result = sample(*args, **kwargs)
+        read(lambda: result[1].copy_(_tokens_of(kwargs.get("input_batch") or args[2])))
         return result
 
     runner.sample = sample_one

@@ -65,6 +65,9 @@ _ASKED_TO_END = (signal.SIGTERM, signal.SIGHUP)
 """Signals that end this process. The script's, in a session of its own, would go on: a closed
 terminal tells it nothing. Where the program handles one, or ignores it (nohup), that stays."""
 
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+"""Processes that remove from /dev/shm what others have left, once all these have ended."""
+
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
 
@@ -212,6 +215,10 @@ def _run(
         )
         variables["SIMGPU_SHARED"] = os.path.join(folder, "devices")
         variables[FOLDER] = folder
+        variables["SPT_NOENV"] = "1"  # Else setproctitle, of engines, writes over the environment.
+        # That ``_CLEANERS`` have to clean is no news: processes of the run are killed.
+        filters = [variables.get("PYTHONWARNINGS", ""), "ignore:resource_tracker:UserWarning"]
+        variables["PYTHONWARNINGS"] = ",".join(filter(None, filters))
         children = [str(Path(__file__).with_name("children")), variables.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, children))
         variables[VARIABLE] = os.path.join(folder, REQUEST)
@@ -306,9 +313,7 @@ def _wait(
                 process.wait(COLLECT_S + _GRACE_S)  # It has an account to write.
             return None
         finally:
-            # Workers that the script started are of no use without it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process.pid, folder)
             process.wait()
             _SCRIPTS.discard(process)
 
@@ -317,6 +322,18 @@ def end_scripts() -> None:
     """End the scripts that other threads of this process wait for."""
     for process in tuple(_SCRIPTS):
         process.kill()
+
+
+def _end(group: int, folder: str) -> None:
+    """Kill what the script has started, which is of no use without it, also in sessions of its own;
+    ``folder`` is the run's. ``_CLEANERS`` end by themselves."""
+    of_run = f"{FOLDER}={folder}\0".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid, command = int(process.name), (process / "cmdline").read_bytes()
+            ours = os.getpgid(pid) == group or of_run in (process / "environ").read_bytes()
+            if ours and not any(name in command for name in _CLEANERS):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _read_until(process: subprocess.Popen[bytes], until: str, output: Any, folder: str) -> None:

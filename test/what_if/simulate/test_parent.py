@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from memprof.simulated_cuda.gpus import find_gpu
 from memprof.what_if.simulate import parent
 from memprof.what_if.simulate.command_line import Command
 from memprof.what_if.simulate.parent import Settings, Simulation
+from memprof.what_if.simulate.processes import FOLDER, _lives
 from memprof.what_if.simulate.request import Failure as ScriptFailure, Outcome
 from memprof.what_if.simulate.result import render, result_of
 
@@ -46,6 +48,36 @@ def test_the_script_ends_with_its_parent(number: signal.Signals) -> None:
         assert parent.wait(60) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int(script), 0)
+
+
+LEAVES = """
+import multiprocessing
+import os
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+
+memory = SharedMemory(create=True, size=4096)
+sleep = "import time; time.sleep(600)"
+other = subprocess.Popen([sys.executable, "-c", sleep], start_new_session=True)
+with open(sys.argv[1], "w") as f:
+    f.write(f"{other.pid} {memory.name}")
+os._exit(0)
+"""
+
+
+def test_nothing_is_left_of_a_run(tmp_path: Path) -> None:
+    """No process in a session of its own, and nothing in /dev/shm of those that were killed."""
+    (tmp_path / "script.py").write_text(LEAVES)
+    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "left")]
+    variables = {**os.environ, FOLDER: str(tmp_path)}
+    assert parent._wait(words, variables, Settings(gpu=find_gpu()), str(tmp_path)) == 0
+    process, name = (tmp_path / "left").read_text().split()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and (_lives(int(process)) or Path("/dev/shm", name).exists()):
+        time.sleep(0.05)
+    assert not _lives(int(process))
+    assert not Path("/dev/shm", name).exists()
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, *outcomes: Outcome) -> Simulation:

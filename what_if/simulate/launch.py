@@ -71,7 +71,11 @@ def launch(arguments: list[str]) -> None:
     run = _Run(request)
     status, failure = 0, None
     try:
-        run_main(arguments, before=run.begin)
+        try:
+            run_main(arguments, before=run.begin)
+        except SystemExit as e:
+            if e.code or run.is_child:
+                raise
         for thread in threading.enumerate():  # as Python does at its end
             if not thread.daemon and thread is not threading.current_thread():
                 thread.join()

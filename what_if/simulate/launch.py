@@ -47,7 +47,7 @@ from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, note_training, serves, write_whole
 from .ranks import fake_groups, fake_reductions, refuse_symmetric_memory
 from .request import VARIABLE, Outcome, Request
-from .vllm import follow_alone
+from .vllm import follow_alone, ready, starts
 
 _OURS = (__file__, run_main.__code__.co_filename)
 """Files whose frames are not the script's."""
@@ -305,8 +305,10 @@ class _Run:
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
-            if self._request.until_still and self._leaving.stands_still(
-                (steps, *most), asked, allocator.trains
+            if (
+                self._request.until_still
+                and not starts()
+                and self._leaving.stands_still((ready(), steps, *most), asked, allocator.trains)
             ):
                 self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
 

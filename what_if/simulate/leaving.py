@@ -14,7 +14,8 @@ earliest. What was seen decides:
    steps nobody can count, a server that made one).
 3. *it does not train*: what serves a model has no steps. It is left once it has asked for
    ``FACTOR`` times as many blocks without a new peak as it had when the last one came, and for at
-   least ``LEAST``: blocks, not seconds, so that the answer does not depend on the machine.
+   least ``LEAST``: blocks, not seconds, so that the answer does not depend on the machine. It is
+   not left while an engine starts, which asks for many between its profile run and its cache.
 
 With ``--steps`` it is left for its steps alone: who asks for some knows that they come.
 
@@ -86,7 +87,7 @@ class Leaving:
 
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
         """Tells whether to leave after so many blocks asked for: nothing is new. ``news`` is what
-        only grows: steps, then peaks."""
+        only grows: engines that are ready, steps, then peaks."""
         if news > self._news:
             self._news, self.asked = news, asked
         if self.wanted is not None:

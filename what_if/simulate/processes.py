@@ -41,6 +41,7 @@ from .engines import follow_engines, serving
 from .failures import Failure, uncaught
 from .followed import Followed, grouped, name_among_all, peaks
 from .leaving import BY_ITSELF, Leaving, steps_seen
+from .vllm import ready
 
 log = logging.getLogger("memprof")
 
@@ -169,19 +170,21 @@ class _Process:
     def _wait(self) -> None:
         from memprof.profiler.sources.allocator.draining import on_main_thread
 
-        unmarked = _name().startswith(_OF_ENGINES)
+        # With several ranks the engine's process has its workers in others. Not a process of the
+        # script's with an engine inside, which may do anything.
+        near = (multiprocessing.current_process(), multiprocessing.parent_process())
+        engines = [p.pid for p in near if p is not None and p.name.startswith(_OF_ENGINES)]
         while not (self._folder / COLLECT).exists():
-            # Not a process of the script's with an engine inside, which may do anything.
-            if unmarked and serving() is not None:
-                (self._folder / f"{self._process}{_SERVES}").touch()
-                unmarked = False
+            if ready():
+                for pid in engines:
+                    (self._folder / f"{pid}{_SERVES}").touch()
             time.sleep(_PERIOD_S)
         ended = (self._folder / COLLECT).read_text()
         on_main_thread(functools.partial(self._answer, ended))
         time.sleep(_PATIENCE_S)
         self._answer(ended)
 
-    def _answer(self, ended: str) -> None:
+    def _answer(self, ended: str, ends: bool = False) -> None:
         # A fork of this process has its finalizers.
         if os.getpid() != self._process or not self._started:
             return
@@ -237,8 +240,8 @@ def collect(folder: str, ended: str) -> None:
 
 
 def serves(folder: str, pid: int | None) -> bool:
-    """Tells whether a process is a serving engine's own, with weights and a cache: it waits for
-    requests, and ends with the script that made the engine."""
+    """Tells whether a process is a serving engine's own, and ready: it waits for requests, and ends
+    with the script that made the engine."""
     return Path(folder, f"{pid}{_SERVES}").exists()
 
 

@@ -26,6 +26,19 @@ _graphs: dict[int, int] = {}
 """Bytes of CUDA graphs, by worker."""
 _caches: dict[int, Any] = {}
 """Configurations of KV caches, by worker, whose runner deletes its own when an engine ends."""
+_ready: dict[int, bool] = {}
+"""Whether a worker has all that it takes before requests come, from its profile run on. Buffers of
+its sampler come last, after the graphs."""
+
+
+def starts() -> bool:
+    """Tells whether a worker of this process is not ready yet."""
+    return not all(_ready.values())
+
+
+def ready() -> int:
+    """Number of this process's workers that are ready."""
+    return sum(_ready.values())
 
 
 def follow_workers() -> None:
@@ -63,7 +76,18 @@ def _worker_is_there(module: ModuleType) -> None:
     if not all(hasattr(worker, name) for name in _METHODS):
         return
     before_call(worker, "initialize_from_config", _initializes)
-    before_call(worker, "determine_available_memory", lambda *_, **__: take("kernels"))
+    before_call(worker, "determine_available_memory", _profiles)
+    if hasattr(worker, "compile_or_warm_up_model"):
+        after_call(worker, "compile_or_warm_up_model", _is_warm)
+
+
+def _profiles(worker: Any, *_: Any, **__: Any) -> None:
+    take("kernels")
+    _ready[id(worker)] = not hasattr(worker, "compile_or_warm_up_model")
+
+
+def _is_warm(_: object, worker: Any) -> None:
+    _ready[id(worker)] = True
 
 
 def _runner_is_there(module: ModuleType) -> None:

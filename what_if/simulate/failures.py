@@ -8,6 +8,9 @@ from collections.abc import Collection
 
 import msgspec
 
+CAUGHT = "CaughtOutOfMemory"
+"""Kind of a failure after a process of the run caught that the device's memory was too small."""
+
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An exception that nobody caught, and its traceback as Python would print it;

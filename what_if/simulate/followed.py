@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from memprof.profiler.model import DeviceAccount
@@ -15,16 +16,15 @@ from .outside import asked_for, taken
 from .sglang import pools
 
 
-def name_among_all(accounts: Iterable[DeviceAccount | None]) -> None:
+def name_among_all(accounts: Iterable[DeviceAccount]) -> None:
     """Give devices of this process the numbers that they have among all of a simulated host: with
     CUDA_VISIBLE_DEVICES a process sees some of them, and counts these from 0."""
     import torch
 
     for account in accounts if control.simulated() else ():
-        if account is not None:
-            own: Any = torch.cuda.get_device_properties(torch.device(account.device))
-            # Whose buses count from 1: simulated_cuda/src/cudart.cpp.
-            account.device = f"cuda:{own.pci_bus_id - 1}"
+        own: Any = torch.cuda.get_device_properties(torch.device(account.device))
+        # Whose buses count from 1: simulated_cuda/src/cudart.cpp.
+        account.device = f"cuda:{own.pci_bus_id - 1}"
 
 
 def peaks() -> tuple[int, int]:
@@ -49,18 +49,25 @@ class Followed:
     Args:
         on_step: as of an ``AllocatorSession``.
         began: ``time.monotonic()`` from which accounts count their time.
+        on_failure: called with each new ``out_of_memory``.
 
     Attributes:
         allocator: what follows them.
         out_of_memory: the account of the last moment at which an allocation failed.
     """
 
-    def __init__(self, on_step: Callable[[int, int], None], began: float) -> None:
+    def __init__(
+        self,
+        on_step: Callable[[int, int], None],
+        began: float,
+        on_failure: Callable[[DeviceAccount], None] = lambda _: None,
+    ) -> None:
         from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
 
         self.allocator = AllocatorSession(on_step=on_step)
         self.out_of_memory: DeviceAccount | None = None
         self._began = began
+        self._on_failure = on_failure
 
     def begin(self) -> None:
         """Follow from here on, or from where CUDA starts."""
@@ -72,7 +79,9 @@ class Followed:
         REPORTS.start()
 
     def _keep(self, account: DeviceAccount) -> str:
-        self.out_of_memory = account
+        self.out_of_memory = replace(account)
+        name_among_all((self.out_of_memory,))
+        self._on_failure(self.out_of_memory)
         return ""
 
     def accounts(self, ended: str, *, failed: bool) -> list[DeviceAccount]:

@@ -90,6 +90,8 @@ def launch(arguments: list[str]) -> None:
             raise
         if isinstance(e, SystemExit):
             status = int(e.code) if isinstance(e.code, int) else int(e.code is not None)
+            found = failure_of(e, _OURS)
+            failure = found if status and found.out_of_memory else None
             if status and not isinstance(e.code, int):
                 print(e.code, file=sys.stderr)
         elif isinstance(e, CannotRun):
@@ -204,7 +206,7 @@ class _Run:
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
             outcome.counters = found[outcome.accounts[0].device]
-        name_among_all((*outcome.accounts, outcome.out_of_memory))
+        name_among_all(outcome.accounts)
         if control.simulated():
             outcome.uncovered = control.uncovered()
         outcome.notes = [

@@ -26,7 +26,7 @@ from memprof.simulated_cuda.torch_build import find_torch
 
 from .changes import environment_of, settings_of
 from .command_line import Command, Job
-from .failures import Failure
+from .failures import CAUGHT, Failure
 from .outside import estimates
 from .processes import (
     COLLECT_S,
@@ -160,10 +160,13 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     if not settings.quiet:
         print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
     ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
-    last = outcome.out_of_memory
+    caught, last = outcome.failure.kind == CAUGHT, outcome.out_of_memory
     failed_at = outcome.accounts if last is None else [last]
     outcome = _run(command, ample, environment, total=settings.gpu.memory)
     found = Simulation(settings.gpu, False, settings.job, outcome, failed_at)
+    again = outcome.failure
+    if caught and (outcome.status if again is None else not again.out_of_memory):
+        found.fits = None  # Something else fails: the process that was out of memory had gone on.
     for failure in (a.failure for a in failed_at):
         # Pieces are the reason only where all of it would fit in one: now that is known.
         if failure is not None and failure.why is WhyNot.PIECES and found.least > found.gpu.memory:
@@ -277,6 +280,16 @@ def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
             # Whatever the script made of it: it ran without what that process would have done.
             outcome.failure = started.failure
             outcome.out_of_memory = started.out_of_memory or outcome.out_of_memory
+    failure = outcome.failure
+    caught = [p for p in outcome.processes if p.out_of_memory is not None]
+    if caught and (outcome.status if failure is None else not failure.out_of_memory):
+        # Workers of engines say so in their log, and end, or wait until they are killed.
+        message = f"process {caught[0].process} ran out of memory"
+        failure = Failure(kind=CAUGHT, message=message, trace="", out_of_memory=True)
+        outcome.failure, outcome.out_of_memory = failure, caught[0].out_of_memory
+    last = outcome.out_of_memory
+    if last is not None and failure is not None and failure.out_of_memory:
+        outcome.undecided, outcome.accounts = "", outcome.accounts or [last]
 
 
 def _wait(

@@ -4,11 +4,13 @@ Note [Accounts of several processes]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Each process in which CUDA starts, forked before that or started anew
 (``children/sitecustomize.py``), is followed like the script's own. In the run's folder it leaves
-``PID.started`` as CUDA starts, and ``PID.process``, a ``ProcessOutcome``, when the file ``COLLECT``
-appears or when it ends. A process that is killed leaves the first alone: that it was there is
-known, and what it took is in the device's own table (``simulated_cuda/src/core_users.cpp``), which
-all processes share and from which the total at any instant is. ``PID.serves`` is of a serving
-engine's process, for which a script that has come to its end does not wait; it waits for others.
+``PID.started`` as CUDA starts, and ``PID.process`` when the file ``COLLECT`` appears or when it
+ends, each a ``ProcessOutcome``. A process that is killed leaves the first alone: that it was there
+is known, and the moment at which an allocation failed, noted there at once, since engines kill
+their workers for it. What it took is in the device's own table
+(``simulated_cuda/src/core_users.cpp``), which all processes share and from which the total at any
+instant is. ``PID.serves`` is of a serving engine's process that is ready, for which a script that
+has come to its end does not wait; it waits for others.
 
 Note [Steps of a process]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -139,7 +141,7 @@ class _Process:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process = os.getpid()
-        self._followed = Followed(self._after_step, time.monotonic())
+        self._followed = Followed(self._after_step, time.monotonic(), self._note)
         self._leaving = Leaving(_wanted_steps(folder))
         self._started = self._answered = False
         self._lock = threading.Lock()
@@ -153,10 +155,18 @@ class _Process:
             return
         self._started = True
         # A process of multiprocessing runs finalizers and no function of atexit.
-        atexit.register(self._answer, BY_ITSELF)
-        multiprocessing.util.Finalize(None, self._answer, (BY_ITSELF,), exitpriority=100)
-        (self._folder / f"{self._process}.started").touch()
+        ends = functools.partial(self._answer, BY_ITSELF, ends=True)
+        atexit.register(ends)
+        multiprocessing.util.Finalize(None, ends, exitpriority=100)
+        self._note()
         threading.Thread(target=self._wait, name="memprof-simulate", daemon=True).start()
+
+    def _note(self, out_of_memory: DeviceAccount | None = None) -> None:
+        """Note what is to be known of this process should it be killed."""
+        lost = ProcessOutcome(
+            process=self._process, name=_name(), out_of_memory=out_of_memory, lost=True
+        )
+        write_whole(_started_path(self._folder, self._process), msgspec.json.encode(lost))
 
     def _after_step(self, fewest: int, steps: int) -> None:
         if self._answered or os.getpid() != self._process:
@@ -194,17 +204,18 @@ class _Process:
         try:
             if not self._answered:
                 self._answered = True
-                answer = msgspec.json.encode(self._outcome(ended))
+                answer = msgspec.json.encode(self._outcome(ended, ends))
                 write_whole(_answer_path(self._folder, self._process), answer)
         finally:
             self._lock.release()
 
-    def _outcome(self, ended: str) -> ProcessOutcome:
+    def _outcome(self, ended: str, ends: bool) -> ProcessOutcome:
+        # One that is asked may be handling an exception, and go on.
         outcome = ProcessOutcome(
             process=self._process,
             name=_name(),
             out_of_memory=self._followed.out_of_memory,
-            failure=uncaught() if ended == BY_ITSELF else None,
+            failure=uncaught() if ends else None,
             undecided=self._followed.why_undecided(ended),
             grouped=grouped(),
             serving=serving(),
@@ -215,7 +226,7 @@ class _Process:
         except Exception:
             log.exception("memprof could not make the account of process %d", self._process)
             outcome.lost = True
-        name_among_all((*outcome.accounts, outcome.out_of_memory))
+        name_among_all(outcome.accounts)
         return outcome
 
 
@@ -263,6 +274,10 @@ def _started(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob("*.started"))
 
 
+def _started_path(folder: Path, pid: int) -> Path:
+    return folder / f"{pid}.started"
+
+
 def _answer_path(folder: Path, pid: int) -> Path:
     return folder / f"{pid}.process"
 
@@ -284,7 +299,6 @@ def outcomes(folder: str) -> list[ProcessOutcome]:
         try:
             answer = _answer_path(Path(folder), pid).read_bytes()
         except FileNotFoundError:
-            found.append(ProcessOutcome(process=pid, lost=True))
-        else:
-            found.append(msgspec.json.decode(answer, type=ProcessOutcome))
+            answer = _started_path(Path(folder), pid).read_bytes()
+        found.append(msgspec.json.decode(answer, type=ProcessOutcome))
     return found

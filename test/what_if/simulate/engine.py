@@ -25,6 +25,7 @@ from vllm.forward_context import set_forward_context
 
 MIB = 1 << 20
 PROFILE = 64 * MIB
+LOGITS = 16 * MIB
 SIZES = (32, 8)
 
 
@@ -100,11 +101,17 @@ class Worker:
                 "Try another one."
             )
 
-    @torch.inference_mode()
-    def serve(self):
-        config = self.kv_cache_config(self.determine_available_memory())
-        self.initialize_from_config(config)
+    def compile_or_warm_up_model(self):
         self.model_runner.capture_model()
+        self.logits = torch.zeros(LOGITS, dtype=torch.uint8, device="cuda")
+
+    @torch.inference_mode()
+    def serve(self, between=lambda: None):
+        available = self.determine_available_memory()
+        between()
+        self.initialize_from_config(self.kv_cache_config(available))
+        between()
+        self.compile_or_warm_up_model()
         gc.freeze()
 """
 
@@ -112,24 +119,47 @@ SERVE = """
 import multiprocessing
 import sys
 import time
+import traceback
 
 
 def engine(utilization, longest, ready):
     from vllm.v1.worker.gpu_worker import Worker
 
     worker = Worker(utilization, longest)
-    worker.serve()
+    worker.serve(between=lambda: time.sleep(0.3))
     ready.set()
     time.sleep(600)
 
 
-def main(serve=True):
+def worker(utilization, longest, ready, failed):
+    # As vLLM's: an error is logged and told, and the next call is waited for.
+    try:
+        engine(utilization, longest, ready)
+    except Exception:
+        traceback.print_exc()
+        failed.set()
+        time.sleep(600)
+
+
+def engine_of_ranks(utilization, longest, ready):
     context = multiprocessing.get_context("spawn")
+    failed = context.Event()
+    arguments = (utilization, longest, ready, failed)
+    context.Process(target=worker, args=arguments, name="VllmWorker-0", daemon=True).start()
+    while not failed.wait(0.2):
+        pass
+    raise RuntimeError("Worker failed with error, see the stack trace above")
+
+
+def main(serve=True, target=engine, waits=True):
+    context = multiprocessing.get_context("spawn")
+    global ready  # until the script's process ends
     ready = context.Event()
     arguments = (float(sys.argv[-2]), int(sys.argv[-1]), ready)
-    process = context.Process(target=engine, args=arguments, name="EngineCore", daemon=serve)
+    daemon = serve and target is engine
+    process = context.Process(target=target, args=arguments, name="EngineCore", daemon=daemon)
     process.start()
-    while not ready.wait(0.2):
+    while waits and not ready.wait(0.2):
         if not process.is_alive():
             sys.exit("Engine core initialization failed")
     if not serve:
@@ -187,6 +217,34 @@ if __name__ == "__main__":
 
 ENDING = SCRIPT.replace("main()\n", "main(serve=False)\n")
 """Of a script that comes to its end while its engine waits for requests."""
+
+ENDING_EARLY = ENDING.replace("serve=False", "serve=False, waits=False")
+"""Of one that comes to it while its engine starts."""
+
+ENDING_WITH_RANKS = """
+from vllm.serving import engine_of_ranks, main
+
+if __name__ == "__main__":
+    main(serve=False, target=engine_of_ranks)
+"""
+"""Of one whose engine has its worker in another process."""
+
+IN_PROCESS = """
+import sys
+
+import torch
+from vllm.v1.worker.gpu_worker import Worker
+
+
+def ask():
+    for _ in range(500_000):
+        torch.empty(1, device="cuda")
+
+
+worker = Worker(float(sys.argv[-2]), int(sys.argv[-1]))
+worker.serve(between=ask)
+"""
+"""Of an engine in the script's own process, which asks for many small blocks as it starts."""
 
 
 RUNNER = """
@@ -256,6 +314,49 @@ with torch.inference_mode():
         captures.capture_one_shape(size)
 """
 
+SCHEDULER = """
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+
+
+def schedule(nbytes, ready):
+    try:
+        import torch
+
+        torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+        cache = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        ready.set()
+        time.sleep(600)
+    except Exception:
+        traceback.print_exc()
+        os.kill(os.getppid(), signal.SIGQUIT)
+
+
+def kill_all(*_):
+    for child in multiprocessing.active_children():
+        child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    signal.signal(signal.SIGQUIT, kill_all)
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    context.Process(target=schedule, args=(int(sys.argv[-1]) << 30, ready)).start()
+    ready.wait()
+    print("The server is fired up and ready to roll!", flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""Of a server whose scheduler logs an error, and has its parent kill all processes, as SGLang's."""
+
 COMPILER = """
 def load(*args, **kwargs):
     raise RuntimeError("there is no nvcc")
@@ -282,6 +383,7 @@ def write_sglang(folder: Path) -> None:
     executor = "sglang/srt/model_executor"
     files = {
         "sglang/__init__.py": '__version__ = "0.5.17"\n',
+        "sglang/launch_server.py": SCHEDULER,
         "sglang/srt/__init__.py": "",
         f"{executor}/__init__.py": "",
         f"{executor}/model_runner.py": RUNNER,

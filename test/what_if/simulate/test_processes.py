@@ -149,6 +149,99 @@ def test_processes_that_see_a_device_each_are_told_apart(tmp_path: Path) -> None
     ]
 
 
+EXITS = """
+import multiprocessing
+import sys
+import time
+
+
+def work():
+    time.sleep(2)
+    import torch
+
+    torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+
+
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=work).start()
+    sys.exit()
+"""
+
+
+@pytest.mark.simgpu
+def test_a_script_that_exits_waits_for_its_processes_as_python_does(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, EXITS)
+    assert status == 0, errors
+    (process,) = result["ranks"][0]["processes"]
+    assert process["accounts"][0]["reserved"] == 512 * MIB
+
+
+HANDLES = """
+import multiprocessing
+import time
+
+import torch
+
+
+def work(handling):
+    tensor = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        handling.set()
+        while True:
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    handling = context.Event()
+    context.Process(target=work, args=(handling,), daemon=True).start()
+    handling.wait()
+"""
+
+
+@pytest.mark.simgpu
+def test_an_exception_that_is_being_handled_is_no_end_of_a_process(tmp_path: Path) -> None:
+    status, result, errors = simulate(tmp_path, HANDLES)
+    assert status == 0, errors
+    assert "resource_tracker" not in errors
+    (process,) = result["ranks"][0]["processes"]
+    assert process["failure"] is None
+    assert process["out_of_memory"] is not None
+
+
+SURVIVES = """
+import multiprocessing
+import sys
+
+import torch
+
+
+def work():
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work)
+    worker.start()
+    worker.join()
+    open("/is/not/there")
+"""
+
+
+@pytest.mark.simgpu
+def test_what_fails_with_ample_memory_too_is_no_want_of_memory(tmp_path: Path) -> None:
+    source = SURVIVES.replace("1 << 50", "1 << 39")
+    status, result, errors = simulate(tmp_path, source)
+    assert status == 3, errors
+    (rank,) = result["ranks"]
+    assert (rank["fits"], rank["failure"]["kind"]) == (None, "FileNotFoundError")
+
+
 TRAINS = """
 import multiprocessing
 

@@ -5,20 +5,34 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from memprof.simulated_cuda import control
 from memprof.simulated_cuda.gpus import find_gpu
-from memprof.what_if.simulate import vllm
+from memprof.what_if.simulate import sglang, vllm
 from memprof.what_if.simulate.failures import Failure
 from memprof.what_if.simulate.parent import Simulation
 from memprof.what_if.simulate.request import Outcome
 from memprof.what_if.simulate.result import render
 from memprof.what_if.simulate.serving import refusal
 
-from .engine import ALONE, BESIDE, ENDING, SCRIPT, SGLANG, write_engine, write_sglang
+from .engine import (
+    ALONE,
+    BESIDE,
+    ENDING,
+    ENDING_EARLY,
+    ENDING_WITH_RANKS,
+    IN_PROCESS,
+    SCRIPT,
+    SGLANG,
+    write_engine,
+    write_sglang,
+)
 from .test_simulate import MIB, adds_up, memprof, rows, simulate
 
 READY = ("--until", "Application startup complete")
@@ -75,11 +89,101 @@ def test_an_engine_has_rows_for_weights_cache_and_graphs(tmp_path: Path) -> None
 
 
 @pytest.mark.simgpu
-def test_a_script_that_ends_does_not_wait_for_its_engine(tmp_path: Path) -> None:
-    (rank,) = serve(tmp_path, ENDING)["ranks"]
+@pytest.mark.parametrize("script", [ENDING, ENDING_EARLY, ENDING_WITH_RANKS])
+def test_a_script_that_ends_does_not_wait_for_its_engine_that_is_ready(
+    tmp_path: Path, script: str
+) -> None:
+    result = serve(tmp_path, script, "--timeout", "120")
+    (rank,) = result["ranks"]
     assert rank["ended"] == "the script ended"
-    assert rank["serving"][0]["weights"] == WEIGHTS
     assert [process["lost"] for process in rank["processes"]] == [False]
+    # THEN what the engine took last is there
+    (engine,) = rank["serving"]
+    assert engine["weights"] == WEIGHTS
+    assert len(engine["graph_sizes"]) == 2
+    assert rows(result)["input"] >= 16 * MIB
+
+
+@pytest.mark.simgpu
+def test_an_engine_in_the_script_s_process_is_not_left_while_it_starts(tmp_path: Path) -> None:
+    (rank,) = serve(tmp_path, IN_PROCESS)["ranks"]
+    assert rank["ended"] == "the script ended"
+    assert len(rank["serving"][0]["graph_sizes"]) == 2
+
+
+OUT_OF_MEMORY = """
+import torch
+from vllm.serving import engine_of_ranks, main
+from vllm.v1.worker.gpu_worker import Worker
+
+Worker.compile_or_warm_up_model = lambda self: torch.empty(9 << 30, device="cuda")
+
+if __name__ == "__main__":
+    main(target=engine_of_ranks)
+"""
+
+
+@pytest.mark.simgpu
+def test_a_worker_that_catches_an_out_of_memory_does_not_fit(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    arguments = ("0.5", "2048")
+    status, result, errors = simulate(
+        tmp_path, OUT_OF_MEMORY, *READY, *DEVICE, "--timeout", "120", arguments=arguments
+    )
+    assert status == 1, errors
+    (rank,) = result["ranks"]
+    assert rank["fits"] is False
+    assert [a["failure"]["requested"] for a in rank["failed_at"]] == [36 << 30]
+
+
+@pytest.mark.simgpu
+def test_a_scheduler_that_is_killed_for_its_out_of_memory_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sglang(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    command = ("--json", "--", "-m", "sglang.launch_server", "{GIB}")
+    done = memprof("fit", "--memory", "8GiB", "--vary", "GIB=2..16:2", *command)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["best"]["values"], row["failed"]["values"]) == ({"GIB": "6"}, {"GIB": "8"})
+    assert row["failed"]["limit"].startswith("8.00 GiB")
+
+
+def test_a_draft_model_does_not_stand_for_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = SimpleNamespace(max_total_num_tokens=8000, is_draft_worker=False)
+    draft = SimpleNamespace(max_total_num_tokens=8000, is_draft_worker=True)
+    for runner, weights in ((target, 16.0), (draft, 1.0)):
+        runner.weight_load_mem_usage = weights
+    monkeypatch.setattr(sglang, "_runners", [target, draft])
+    found = sglang.serving()
+    assert found is not None
+    assert found.weights == 16 * GIB
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_forward_samples_a_token_on_the_simulated_device_alone(
+    monkeypatch: pytest.MonkeyPatch, simulated: bool
+) -> None:
+    class GPUModelRunner:
+        def sample(
+            self, hidden_states: object, input_batch: Any, grammar: object
+        ) -> tuple[object, torch.Tensor]:
+            return grammar, torch.zeros(2, dtype=torch.int64)
+
+    monkeypatch.setattr(control, "simulated", lambda: simulated)
+    module: Any = ModuleType("model_runner")
+    module.GPUModelRunner = GPUModelRunner
+    vllm._runner_is_there(module)
+    batch = SimpleNamespace(
+        num_computed_tokens_np=np.array([0, 4]),
+        num_scheduled_tokens=np.array([4, 4]),
+        prefill_len_np=np.array([8, 8]),
+    )
+    # THEN the request whose prompt was read to its end has one, however arguments are named
+    runner = GPUModelRunner()
+    grammar, counts = runner.sample(hidden_states=None, input_batch=batch, grammar="json")
+    assert (grammar, counts.tolist()) == ("json", [0, int(simulated)])
 
 
 @pytest.mark.simgpu

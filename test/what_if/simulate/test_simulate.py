@@ -273,12 +273,21 @@ weight = torch.nn.Parameter(torch.ones(9, device="cuda"))
 optimizer = torch.optim.SGD([weight])
 weight.sum().backward()"""
 
+EXITS_FOR_MEMORY = """
+import sys
+import torch
+try:
+    torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    sys.exit("too little memory")"""
+
 
 @pytest.mark.parametrize(
     ("source", "options", "status", "says"),
     [
         ("raise RuntimeError('by itself')", (), 3, "the script failed: RuntimeError: by itself"),
         ("import sys; sys.exit(5)", (), 3, "exit status 5"),
+        (EXITS_FOR_MEMORY, (), 1, "out of memory; again with ample memory"),
         ("import os; os._exit(7)", (), 3, "exit status 7"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", (), 3, "SIGSEGV"),
         ("import time; time.sleep(600)", ("--timeout", "3"), 4, "it was ended after 3 s"),
@@ -289,8 +298,8 @@ weight.sum().backward()"""
         (BACKWARD, ("--fail-above", "2MiB"), 1, "more than 2.00 MiB"),
     ],
     ids=[
-        *("raises", "exits", "leaves", "crashes", "hangs", "no GPU", "above the limit"),
-        *("one step", "no step", "no step, above the limit"),
+        *("raises", "exits", "exits for memory", "leaves", "crashes", "hangs", "no GPU"),
+        *("above the limit", "one step", "no step", "no step, above the limit"),
     ],
 )
 def test_every_way_to_end(

@@ -19,9 +19,14 @@ from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
 
 
 class Recording:
-    """Follows captures from ``install`` on, and a step between ``begin`` and ``end``."""
+    """Follows captures from ``install`` on, and a step between ``begin`` and ``end``.
+
+    Attributes:
+        problem: why captures could not be followed, in words; empty if they could.
+    """
 
     def __init__(self) -> None:
+        self.problem = ""
         self._operations: dict[int, Operation] = {}
         self._sessions = 0
         self._profiler: Any = None
@@ -29,7 +34,7 @@ class Recording:
 
     def install(self) -> None:
         """Follow what is captured from now on."""
-        _torch_compat.around_captures(self._begin_profiler, self._end_profiler)
+        _torch_compat.around_captures(self._begin_capture, self._end_capture)
 
     def begin(self) -> bool:
         """Begin a step; false where the program profiles itself, so that it cannot be followed."""
@@ -43,6 +48,20 @@ class Recording:
         control.log(False)
         self._end_profiler()
         return self._joined(control.logged())
+
+    # A program's capture is worth more than its time.
+    def _begin_capture(self) -> bool:
+        try:
+            return self._begin_profiler()
+        except Exception as e:
+            self.problem = repr(e)
+            return False
+
+    def _end_capture(self) -> None:
+        try:
+            self._end_profiler()
+        except Exception as e:
+            self.problem = repr(e)
 
     def _begin_profiler(self) -> bool:
         if self._profiler is not None:

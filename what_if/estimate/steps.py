@@ -28,13 +28,26 @@ class StepTimes:
         self._follows = False
         self._seen = 0
         self.time: StepTime | None = None
+        self._problem = ""
 
     def after_step(self, steps: int, *, last: bool) -> None:
         """End the step that is followed, if there is one, and begin with the next unless this was
         the ``last``; ``steps`` is of the optimizer that has made most."""
-        if steps == self._seen:
+        if steps == self._seen or self._problem:
             return
         self._seen = steps
+        try:
+            self._follow(steps, last)
+        except Exception as e:  # What the run takes is worth more than its time.
+            self._problem = repr(e)
+
+    @property
+    def notes(self) -> list[str]:
+        """Why there is no time, in a sentence, if memprof failed."""
+        problem = self._problem or self._recording.problem
+        return [f"memprof could not follow what is launched: {problem}"] if problem else []
+
+    def _follow(self, steps: int, last: bool) -> None:
         if self._follows:
             self._follows = False
             recorded = self._recording.end()

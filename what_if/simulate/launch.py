@@ -219,6 +219,7 @@ class _Run:
         ]
         if self._times is not None:
             outcome.time = self._times.time
+            outcome.notes += self._times.notes
         outcome.sent = self._messages.sent
         outcome.unanswered = self._messages.unanswered
         outcome.serving = serving()

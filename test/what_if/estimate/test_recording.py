@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from memprof.what_if.estimate import _torch_compat
 from memprof.what_if.estimate.recording import Recording
+from memprof.what_if.estimate.steps import StepTimes
 from memprof.what_if.estimate.timeline import RecordedStep, device_ns
 from memprof.what_if.estimate.work import ATTENTION, COPY, OTHER, PRODUCT, SET, Work
 
@@ -134,3 +136,21 @@ def test_a_program_that_profiles_itself_is_not_followed(recording: Recording) ->
     # AND the next step is
     assert recording.begin()
     recording.end()
+
+
+def test_a_failure_of_memprof_leaves_the_program_alone(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("another Kineto")
+
+    monkeypatch.setattr(_torch_compat, "operations", fails)
+    x = torch.ones(8, device="cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.add_(1)
+    assert "another Kineto" in recording.problem
+    times = StepTimes("h200-141gb", None)
+    for step in range(1, 5):
+        times.after_step(step, last=False)
+    assert times.time is None
+    assert "another Kineto" in times.notes[0]

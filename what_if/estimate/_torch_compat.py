@@ -73,8 +73,9 @@ def stop_profiler(profiler: Any) -> list[Any]:
 def operations(
     roots: list[Any], first: int, formulas: Mapping[str, object]
 ) -> dict[int, Operation]:
-    """The operations of these trees, by the number that CUPTI was told, plus ``first``. One inside
-    of an operation that has a formula is that operation: it is how torch computes it."""
+    """The operations of these trees, not described yet, by the number that CUPTI was told, plus
+    ``first``. One inside of an operation that has a formula is that operation: it is how torch
+    computes it."""
     found: dict[int, Operation] = {}
     pending: list[tuple[Any, Operation | None, bool]] = [(root, None, False) for root in roots]
     while pending:
@@ -92,7 +93,7 @@ def operations(
                 # Memory that one asks for is its caller's result.
                 if not event.name.startswith("aten::empty"):
                     operation = made
-                    _describe(made, event)
+                    made.event = event
                     whole = event.name.removeprefix("aten::") in formulas
             if operation is not None:
                 found[first + event.correlation_id] = operation
@@ -100,9 +101,14 @@ def operations(
     return found
 
 
-def _describe(operation: Operation, event: Any) -> None:
-    operation.inputs = [*map(_input, event.extra_fields.inputs)]
-    schema = _schema(event.name, len(operation.inputs))
+def describe(operation: Operation) -> None:
+    """Read the inputs of an operation of ``operations``, which takes time, and what its schema says
+    of them."""
+    if operation.event is None:
+        return
+    operation.inputs = [*map(_input, operation.event.extra_fields.inputs)]
+    operation.event = None
+    schema = _schema(operation.name, len(operation.inputs))
     if schema is not None:
         operation.names = tuple(a.name for a in schema.arguments)
         operation.writes = frozenset(

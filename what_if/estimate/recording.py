@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from memprof.profiler.support.process_hooks import collector_paused
 from memprof.simulated_cuda import control
 
 from . import _torch_compat
@@ -46,8 +47,10 @@ class Recording:
     def end(self) -> RecordedStep:
         """End the step."""
         control.log(False)
-        self._end_profiler()
-        return self._joined(control.logged())
+        # What it makes is kept; collections on the way would look at all of it, again and again.
+        with collector_paused():
+            self._end_profiler()
+            return self._joined(control.logged())
 
     # A program's capture is worth more than its time.
     def _begin_capture(self) -> bool:
@@ -77,15 +80,16 @@ class Recording:
         self._operations |= _torch_compat.operations(events, self._sessions << 40, self._formulas)
 
     def _joined(self, logged: list[control.Logged]) -> RecordedStep:
+        launched: dict[int, Operation] = {}
         for record in logged:
             operation = self._operations.get(record.operation)
             if operation is not None and record.kind == control.KERNEL and not record.batches:
+                launched[id(operation)] = operation
                 operation.launches += 1
-        works = {
-            id(operation): of_operation(operation, self._formulas)
-            for record in logged
-            if (operation := self._operations.get(record.operation)) is not None
-        }
+        works = {}
+        for number, operation in launched.items():
+            _torch_compat.describe(operation)
+            works[number] = of_operation(operation, self._formulas)
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
         for record in logged:
             work = self._work_of(record, works)

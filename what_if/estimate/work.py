@@ -63,6 +63,7 @@ class Operation:
         names, writes: of the schema's arguments, by place; empty without a schema.
         allocated: bytes that it allocated itself.
         launches: how many it made.
+        event: of the profiler's, as long as its inputs have not been read.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Operation:
     writes: frozenset[str] = frozenset()
     allocated: int = 0
     launches: int = 0
+    event: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ threads before it ends.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
 import functools
+import time
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,21 +75,22 @@ def _leave_alone(trace_rules: Any) -> None:
 
 
 def _wait_for_autograd() -> None:
-    """Return when autograd's threads have let go of all that came before: each serves its queue in
-    order, and an empty tensor's backward comes last."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return
-    for device in range(torch.cuda.device_count()):
-        # Elsewhere nothing ran, and a tensor would start the device.
-        if torch.cuda.max_memory_reserved(device):
-            # Not in a fork, where such threads are missing.
-            with contextlib.suppress(Exception):
-                empty = torch.empty(0, device=f"cuda:{device}", requires_grad=True)
-                # The thread lets go of this one late as well. A tensor that only its Python object
-                # owns then asks for Python's lock; the base of a view that is never freed has
-                # another owner.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(empty.view(0)))
-                torch.autograd.grad(empty, empty, empty)
+    """Return when autograd's threads sleep, as they do once they have let go of all that came
+    before; at most after a second."""
+    for _ in range(500):
+        # Without Python's lock, which a thread that sleeps may be waiting for.
+        time.sleep(0.002)
+        if not any(map(_is_busy, Path("/proc/self/task").glob("*/stat"))):
+            return
+
+
+def _is_busy(stat: Path) -> bool:
+    """Tells whether a thread of autograd's is running, or would if it were let."""
+    try:
+        name, _, rest = stat.read_text().partition(")")
+    except OSError:  # it has ended
+        return False
+    return "(pt_autograd" in name and rest.split()[0] != "S"
 
 
 def kernel_of(name: str) -> Kernel:

@@ -53,7 +53,7 @@ def test_a_step_has_its_products_once(tmp_path: Path, backend: tuple[str, ...]) 
     assert (time["graphs"] > 0) == (backend == ("memprof",))
     # AND the time is that of its kinds, of which a graph may run some at once
     of_kinds = sum(kind["device_ns"] for kind in time["kinds"])
-    assert found["device_ns"] < time["device_ns"] <= of_kinds
+    assert found["device_ns"] < time["device_ns"] <= 1.001 * of_kinds
     assert backend or time["device_ns"] == pytest.approx(of_kinds, rel=1e-3)
 
 

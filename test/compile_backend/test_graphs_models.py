@@ -12,12 +12,14 @@ import functools
 import gc
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from cudagraph_trees.support import SIMULATED, VALUES, pool_segments
 from models import zoo
 from torch import Tensor, nn
+from torch._inductor.runtime.benchmarking import benchmarker
 
 import memprof
 from memprof.cudagraph_trees.call.container import all_managers, reset_cudagraph_trees
@@ -398,12 +400,14 @@ def test_outputs_that_are_held(name: str, outputs: str) -> None:
 @_leaves_nothing
 def test_the_pool_is_no_larger_than_torchs(name: str, broken: bool, training: bool) -> None:
     pair = Pair(name, broken, training=training)
-    # Kernels that are tuned in a warm-up leave scratch memory in the pool, whoever's it is:
-    # once, before anything is measured.
-    for how in ({"backend": "memprof"}, {"mode": "reduce-overhead"}):
-        _reserved(pair, training, **how)
-    ours = _reserved(pair, training, backend="memprof")
-    torchs = _reserved(pair, training, mode="reduce-overhead")
+    # On an H200 Inductor flushed 60 MiB of cache to tune a kernel in a warm-up, memory that stays
+    # in the pool, in memprof's run or in torch's or in both, as its own caches had it.
+    with mock.patch.dict(benchmarker.__dict__, {"L2_cache_size": 0}):
+        # What else tuning takes is there once, whoever's the pool is: before anything is measured.
+        for how in ({"backend": "memprof"}, {"mode": "reduce-overhead"}):
+            _reserved(pair, training, **how)
+        ours = _reserved(pair, training, backend="memprof")
+        torchs = _reserved(pair, training, mode="reduce-overhead")
     print(f"pool of {name}: {ours} B, torch's {torchs} B")
     assert 0 < ours <= torchs
 

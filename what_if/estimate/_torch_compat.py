@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,7 +60,9 @@ def start_profiler() -> Any | None:
     profiler: Any = torch.profiler._KinetoProfile(  # type: ignore[attr-defined]
         activities=activities, record_shapes=True, profile_memory=True
     )
-    profiler.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that events go at the end of a cycle: there is one
+        profiler.start()
     return profiler
 
 

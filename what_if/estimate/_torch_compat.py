@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .work import Operation, TensorInput
+from .work import ATTENTION, CONVOLUTION, PRODUCT, Operation, TensorInput
 
 _QUALIFIED = re.compile(r"\w+::\w+")
 """Names of operations; ranges that the user or torch names may hold anything."""
@@ -32,23 +32,50 @@ def around_captures(before: Callable[[], bool], after: Callable[[], None]) -> No
     """Call ``before`` as a graph's capture begins and, if that was true, ``after`` as it ends."""
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
-    begun: list[bool] = []
+    begun: set[int] = set()
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> None:
-        begun.append(before())
-        begin(self, *args, **kwargs)
+        if before():
+            begun.add(id(self))
+        try:
+            begin(self, *args, **kwargs)
+        except BaseException:
+            ended(self)
+            raise
 
     @functools.wraps(end)
     def capture_end(self: Any) -> None:
         try:
             end(self)
         finally:
-            if begun and begun.pop():
-                after()
+            ended(self)
+
+    def ended(graph: object) -> None:
+        if id(graph) in begun:
+            begun.remove(id(graph))
+            after()
 
     graph.capture_begin = capture_begin  # type: ignore[method-assign]
     graph.capture_end = capture_end  # type: ignore[method-assign]
+
+
+def before_profilers(call: Callable[[], None]) -> None:
+    """Call ``call`` before any profiler of torch's, ours too, is made ready or started."""
+    module = torch.autograd.profiler
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        act = getattr(module, name)
+
+        def acts(*args: Any, act: Any = act, **kwargs: Any) -> None:
+            call()
+            act(*args, **kwargs)
+
+        setattr(module, name, acts)
+
+
+def in_backward() -> bool:
+    """Tells whether this thread runs a backward."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def start_profiler() -> Any | None:
@@ -66,20 +93,25 @@ def start_profiler() -> Any | None:
     return profiler
 
 
-def stop_profiler(profiler: Any) -> list[Any]:
-    """Stop it, and return the roots of its trees of events."""
+def stop_profiler(profiler: Any) -> Any:
+    """Stop it, and return what Kineto recorded."""
     profiler.stop()
-    roots: list[Any] = profiler.profiler.kineto_results.experimental_event_tree()
-    return roots
+    return profiler.profiler.kineto_results
 
 
-def operations(
-    roots: list[Any], first: int, formulas: Mapping[str, object]
-) -> dict[int, Operation]:
-    """The operations of these trees, not described yet, by the number that CUPTI was told, plus
-    ``first``. One inside of an operation that has a formula is that operation: it is how torch
+def drop_profiler() -> None:
+    """Stop torch's profiler and drop its events. Unlike its own end this does not wait for the
+    device, which may be capturing."""
+    torch._C._autograd._disable_profiler()
+
+
+def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dict[int, Operation]:
+    """The operations that Kineto recorded, not described yet, by the number that CUPTI was told,
+    plus ``first``. One inside of an operation that has a formula is that operation: it is how torch
     computes it."""
     found: dict[int, Operation] = {}
+    convolutions: dict[int, Operation] = {}
+    roots = recorded.experimental_event_tree()
     pending: list[tuple[Any, Operation | None, bool]] = [(root, None, False) for root in roots]
     while pending:
         event, around, whole = pending.pop()
@@ -98,9 +130,16 @@ def operations(
                     operation = made
                     made.event = event
                     whole = event.name.removeprefix("aten::") in formulas
+                    if whole and "convolution" in event.name:
+                        convolutions[event.correlation_id] = made
             if operation is not None:
                 found[first + event.correlation_id] = operation
         pending += [(child, operation, whole) for child in event.children]
+    # Their strides and masks are lists, which the trees leave out.
+    for event in recorded.events() if convolutions else ():
+        operation = convolutions.get(event.correlation_id())
+        if operation is not None and event.name() == operation.name:
+            operation.lists = event.concrete_inputs()
     return found
 
 
@@ -111,6 +150,9 @@ def describe(operation: Operation) -> None:
         return
     operation.inputs = [*map(_input, operation.event.extra_fields.inputs)]
     operation.event = None
+    for place, given in enumerate(operation.lists):
+        if operation.inputs[place] is None:
+            operation.inputs[place] = given
     schema = _schema(operation.name, len(operation.inputs))
     if schema is not None:
         operation.names = tuple(a.name for a in schema.arguments)
@@ -140,9 +182,12 @@ def _schema(name: str, count: int) -> Any:
     return next((s for s in schemas if len(s.arguments) == count), None)
 
 
-def allows_tf32() -> bool:
-    """Tells whether products in float32 may be made in TF32."""
+def tf32_kinds() -> set[str]:
+    """Kinds of work in float32 that torch may do in TF32, as it is set."""
+    kinds = {CONVOLUTION} if torch.backends.cudnn.allow_tf32 else set()
     try:
-        return torch.get_float32_matmul_precision() != "highest"
+        if torch.get_float32_matmul_precision() != "highest":
+            kinds |= {PRODUCT, ATTENTION}
     except RuntimeError:  # of torch 2.9 on, where the newer settings contradict one another
-        return False
+        pass
+    return kinds

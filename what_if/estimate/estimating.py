@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from .kernel_table import table_of
 from .speed import speeds
 from .step_time import KindTime, StepTime
 from .timeline import RecordedStep, device_ns
-from .work import KINDS, Work
+from .work import COPY, KINDS, Work
 
 
-def step_time(step: RecordedStep, gpu: str, *, tf32: bool) -> StepTime | None:
+def step_time(step: RecordedStep, gpu: str, *, tf32: Collection[str]) -> StepTime | None:
     """Time of a recorded step on the GPU with the key ``gpu``; None if its speed is not known.
-    ``tf32`` tells whether products in float32 may be made in TF32."""
+    ``tf32`` has the kinds of work in float32 that may be done in TF32."""
     speed = speeds().get(gpu)
     if speed is None:
         return None
@@ -22,19 +23,22 @@ def step_time(step: RecordedStep, gpu: str, *, tf32: bool) -> StepTime | None:
     durations = [0.0 if g.work is None else rates.ns(g.work, tf32) for g in step.given]
     rows: dict[str, KindTime] = {}
     by_type: defaultdict[str, int] = defaultdict(int)
+    least = 0.0
     for thing, duration in zip(step.given, durations, strict=True):
         if thing.work is not None:
             _count(rows, thing.work, duration)
-            by_type[thing.work.dtype] += thing.work.flops
+            in_tf32 = thing.work.kind in tf32 and thing.work.dtype == "float32"
+            by_type["tf32" if in_tf32 else thing.work.dtype] += thing.work.flops
+            # Streams share the device's units: beside one another they are no faster than in turn
+            # at full speed.
+            least += 0.0 if thing.work.kind == COPY else speed.ns(thing.work, tf32)
     most = max(by_type, key=by_type.__getitem__, default="bfloat16")
-    if tf32 and most == "float32":
-        most = "tf32"
     host = 0.0
     if table is not None:
         host = table.launch_ns * (step.launches - step.graphs) + table.graph_ns * step.graphs
     return StepTime(
         measured=table is not None,
-        device_ns=int(device_ns(step.given, durations, step.after)),
+        device_ns=int(max(least, device_ns(step.given, durations, step.after))),
         host_ns=int(host),
         kinds=[rows[kind] for kind in KINDS if kind in rows],
         launches=step.launches,

@@ -16,7 +16,7 @@ import json
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class KernelTable:
         default_factory=lambda: defaultdict(list)
     )
 
-    def ns(self, work: Work, tf32: bool = False) -> float:
+    def ns(self, work: Work, tf32: Collection[str] = ()) -> float:
         """Nanoseconds that work takes."""
         least = self.speed.ns(work, tf32)
         if work.kind in (PRODUCT, ATTENTION):

@@ -18,16 +18,19 @@ from . import _torch_compat
 from .timeline import Given, RecordedStep
 from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
 
+_PROFILES_ITSELF = "the program runs torch's profiler itself"
+
 
 class Recording:
     """Follows captures from ``install`` on, and a step between ``begin`` and ``end``.
 
     Attributes:
-        problem: why captures could not be followed, in words; empty if they could.
+        problem: why not all was followed, in words; empty if it was.
     """
 
     def __init__(self) -> None:
         self.problem = ""
+        self._starting = False
         self._operations: dict[int, Operation] = {}
         self._sessions = 0
         self._profiler: Any = None
@@ -36,17 +39,21 @@ class Recording:
     def install(self) -> None:
         """Follow what is captured from now on."""
         _torch_compat.around_captures(self._begin_capture, self._end_capture)
+        _torch_compat.before_profilers(self._give_way)
 
     def begin(self) -> bool:
         """Begin a step; false where the program profiles itself, so that it cannot be followed."""
         if not self._begin_profiler():
+            self.problem = _PROFILES_ITSELF
             return False
         control.log(True)
         return True
 
-    def end(self) -> RecordedStep:
-        """End the step."""
+    def end(self) -> RecordedStep | None:
+        """End the step; None if the program began to profile itself in it."""
         control.log(False)
+        if self._profiler is None:
+            return None
         # What it makes is kept; collections on the way would look at all of it, again and again.
         with collector_paused():
             self._end_profiler()
@@ -71,13 +78,30 @@ class Recording:
             return False
         self._sessions += 1
         control.number_operations(self._sessions << 40)
-        self._profiler = _torch_compat.start_profiler()
+        self._starting = True
+        try:
+            self._profiler = _torch_compat.start_profiler()
+        finally:
+            self._starting = False
         return self._profiler is not None
 
     def _end_profiler(self) -> None:
-        events = _torch_compat.stop_profiler(self._profiler)
+        if self._profiler is None:
+            return
+        profiler, self._profiler = self._profiler, None
+        recorded = _torch_compat.stop_profiler(profiler)
+        self._operations |= _torch_compat.operations(recorded, self._sessions << 40, self._formulas)
+
+    # Kineto has one session: whoever ends it ends the other's as well, whose own end then crashes.
+    def _give_way(self) -> None:
+        if self._starting or self._profiler is None:
+            return
+        self.problem = _PROFILES_ITSELF
         self._profiler = None
-        self._operations |= _torch_compat.operations(events, self._sessions << 40, self._formulas)
+        try:
+            _torch_compat.drop_profiler()
+        except Exception as e:
+            self.problem = repr(e)
 
     def _joined(self, logged: list[control.Logged]) -> RecordedStep:
         launched: dict[int, Operation] = {}
@@ -101,6 +125,7 @@ class Recording:
             if record.kind == control.GRAPH:
                 graphs += 1
                 inside = record.m
+            unknown += work is not None and work.in_part
             nodes = record.m if record.kind == control.GRAPH else 0
             given.append(Given(record.kind, record.stream, record.subject, work, nodes))
         after: dict[int, list[int]] = {}

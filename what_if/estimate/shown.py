@@ -28,10 +28,11 @@ def show(page: Page, time: StepTime) -> None:
             f"{kind.device_ns / 1e6:,.3f}", share, f"{kind.launches:,}", flops, moved, kind.kind
         )
     page.show(table)
-    page.line(
-        f"  {time.flops / 1e12:,.3g} TFLOP, {time.utilisation:.1%} of the "
-        f"{time.peak_flops / 1e12:,.0f} TFLOP/s of its data sheet (MFU)"
-    )
+    if time.flops:
+        page.line(
+            f"  {time.flops / 1e12:,.3g} TFLOP, {time.utilisation:.1%} of the "
+            f"{time.peak_flops / 1e12:,.0f} TFLOP/s of its data sheet (MFU)"
+        )
     if time.host_ns > time.device_ns:
         page.indented(
             f"bound by the host: its {time.launches:,} launches alone take "
@@ -39,7 +40,9 @@ def show(page: Page, time: StepTime) -> None:
             2,
         )
     if time.unknown:
-        page.line(f"  nothing is known of {time.unknown:,} launches, which count as no work")
+        page.line(
+            f"  of {time.unknown:,} launches the work is not known, or not all: it is missing"
+        )
 
 
 def in_words(ns: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +30,12 @@ class Speed:
     bus: float
     source: str
 
-    def ns(self, work: Work, tf32: bool = False) -> float:
+    def ns(self, work: Work, tf32: Collection[str] = ()) -> float:
         """The least nanoseconds that it takes: the larger of its FLOPs and its bytes at full speed.
-        ``tf32`` tells whether products in float32 may be made in TF32."""
+        ``tf32`` has the kinds of work in float32 that may be done in TF32."""
         if work.kind == COPY:
             return work.nbytes / self.bus * 1e9
-        dtype = _TF32 if tf32 and work.dtype == "float32" else work.dtype
+        dtype = _TF32 if work.kind in tf32 and work.dtype == "float32" else work.dtype
         # A type that the data sheet leaves out is at most as fast as the fastest one.
         peak = self.flops.get(dtype, max(self.flops.values()))
         return max(work.flops / peak, work.nbytes / self.bandwidth) * 1e9

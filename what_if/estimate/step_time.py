@@ -29,7 +29,7 @@ class StepTime(msgspec.Struct, kw_only=True):
         host_ns: that the host takes for its launches alone; 0 where that was not measured.
         kinds: those that there are, in the order of ``work.KINDS``.
         launches: by the host; the launch of a graph is one.
-        unknown: launches of which neither operation nor sizes are known: they count as no work.
+        unknown: launches whose work is not known, which count as none, or whose FLOPs are not.
         peak_flops: FLOP/s of the GPU for products of the type that most FLOPs are in.
         source: of the GPU's speed.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from memprof.simulated_cuda import control
+
 from . import _torch_compat
 from .estimating import step_time
 from .recording import Recording
@@ -25,6 +27,8 @@ class StepTimes:
         self._recording = Recording()
         self._recording.install()
         self._follows = False
+        self._tried = False
+        self._within = False
         self._seen = 0
         self.time: StepTime | None = None
         self._problem = ""
@@ -34,6 +38,11 @@ class StepTimes:
         the ``last``; ``steps`` is of the optimizer that has made most."""
         if steps == self._seen or self._problem:
             return
+        # A capture does not do the work of a step, and a backward has threads of its own, in which
+        # a profiler that begins here would not end.
+        if control.active_captures() or _torch_compat.in_backward():
+            self._within = True
+            return
         self._seen = steps
         try:
             self._follow(steps, last)
@@ -42,15 +51,20 @@ class StepTimes:
 
     @property
     def notes(self) -> list[str]:
-        """Why there is no time, in a sentence, if memprof failed."""
+        """Why there is no time, or one of a part of the step, in a sentence."""
         problem = self._problem or self._recording.problem
-        return [f"memprof could not follow what is launched: {problem}"] if problem else []
+        if self._within and not self._tried:
+            problem = "its optimizers step within a backward or a capture"
+        return [f"memprof could not follow all that is launched: {problem}"] if problem else []
 
     def _follow(self, steps: int, last: bool) -> None:
         if self._follows:
             self._follows = False
             recorded = self._recording.end()
-            self.time = step_time(recorded, self._gpu, tf32=_torch_compat.allows_tf32())
+            if recorded is not None:
+                self.time = step_time(recorded, self._gpu, tf32=_torch_compat.tf32_kinds())
         # Once: in one of hundreds of runs a second session of Kineto's ended the process.
-        if self.time is None and not last and steps + 1 == self._first:
-            self._follows = self._recording.begin()
+        if self._tried or last or steps + 1 < self._first:
+            return
+        self._tried = True
+        self._follows = self._recording.begin()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 PRODUCT, ATTENTION, CONVOLUTION, OTHER, COPY, SET = (
@@ -64,6 +64,7 @@ class Operation:
         allocated: bytes that it allocated itself.
         launches: how many it made.
         event: of the profiler's, as long as its inputs have not been read.
+        lists: of a convolution, its inputs that are lists of numbers, by place.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Operation:
     allocated: int = 0
     launches: int = 0
     event: Any = None
+    lists: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Work:
         shape: of a product (m, n, k); of attention (batch × heads, tokens, head size).
         pattern: which of the kernel table's operators it is like.
         way: of attention ``forward`` or ``backward``; of a copy ``to device`` or ``to host``.
+        in_part: whether its FLOPs are not known, and count as none.
     """
 
     kind: str
@@ -96,6 +99,7 @@ class Work:
     shape: tuple[int, ...] = ()
     pattern: str = "pointwise"
     way: str = ""
+    in_part: bool = False
 
 
 def of_product(kind: int, m: int, n: int, k: int, batches: int) -> Work:
@@ -120,44 +124,65 @@ def of_operation(operation: Operation, flops_of: Mapping[str, Callable[..., int]
     if formula is None:
         return Work(OTHER, nbytes=nbytes, pattern=_pattern(base))
     tensors = _tensors(operation.inputs)
-    flops = _counted(formula, operation, tensors)
     dtype = tensors[0].dtype if tensors else "float32"
-    if "attention" in base:
-        way = "backward" if "backward" in base else "forward"
-        if _is_causal(operation):
-            flops //= 2
-        query = tensors[1 if way == "backward" else 0].sizes
-        shape = (math.prod(query[:-2]), query[-2], query[-1])
-        return Work(ATTENTION, flops, nbytes, dtype, shape, way=way)
-    return Work(CONVOLUTION, flops, nbytes, dtype)
-
-
-def _counted(formula: Callable[..., int], operation: Operation, tensors: list[TensorInput]) -> int:
-    if "convolution" in operation.name:
-        return _of_convolution(operation, tensors)
-    shapes = [i.sizes if isinstance(i, TensorInput) else i for i in operation.inputs]
+    kind = ATTENTION if "attention" in base else CONVOLUTION
     try:
-        return int(formula(*shapes, out_val=None))
+        if kind == CONVOLUTION:
+            return Work(kind, _of_convolution(operation), nbytes, dtype)
+        return _of_attention(operation, formula, Work(kind, 0, nbytes, dtype))
     except Exception:
-        # An overload that the formula does not know: only its bytes count.
-        return 0
+        # An overload that the formula does not know.
+        return Work(kind, 0, nbytes, dtype, in_part=True)
 
 
-def _of_convolution(operation: Operation, tensors: list[TensorInput]) -> int:
-    """FLOPs as of ``torch.utils.flop_counter.conv_flop_count``, which asks for the result's shape:
-    it is the gradient's in a backward, which makes two such products, and what was allocated."""
-    backward = "backward" in operation.name
-    weight = tensors[2 if backward else 1]
-    if backward:
-        elements = 2 * math.prod(tensors[0].sizes)
+def _of_attention(operation: Operation, formula: Callable[..., int], work: Work) -> Work:
+    """Heads of keys and values that several of the query's share count for each of those: torch's
+    formulas refuse them."""
+    way = "backward" if "backward" in operation.name else "forward"
+    query = _tensors(operation.inputs)[1 if way == "backward" else 0].sizes
+    shapes = [i.sizes if isinstance(i, TensorInput) else i for i in operation.inputs]
+    first = 1 if way == "backward" else 0
+    for place in (first + 1, first + 2):
+        sizes = shapes[place]
+        shapes[place] = (*sizes[:-3], *query[-3:-2], *sizes[-2:])
+    flops = int(formula(*shapes, out_val=None))
+    if _given(operation).get("is_causal") is True:
+        flops //= 2
+    shape = (math.prod(query[:-2]), query[-2], query[-1])
+    return replace(work, flops=flops, shape=shape, way=way)
+
+
+def _of_convolution(operation: Operation) -> int:
+    """FLOPs as of ``torch.utils.flop_counter.conv_flop_count``: of a forward, and of each of the
+    two gradients, if it is asked for."""
+    given = _given(operation)
+    weight, image = given["weight"].sizes, given["input"].sizes
+    products = 1
+    # A transposed one is the gradient of one that made its input.
+    if "backward" in operation.name:
+        products = sum(given["output_mask"][:2])
+        made = image if given["transposed"] else given["grad_output"].sizes
     else:
-        elements = operation.allocated // tensors[0].item_bytes
-    return 2 * elements * math.prod(weight.sizes[1:])
+        made = image if given["transposed"] else _made(given)
+    return int(2 * products * made[0] * math.prod(made[2:]) * math.prod(weight))
 
 
-def _is_causal(operation: Operation) -> bool:
-    given = dict(zip(operation.names, operation.inputs, strict=False))
-    return given.get("is_causal") is True
+def _made(given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Sizes of what a convolution makes, but for its channels."""
+    image, weight = given["input"].sizes, given["weight"].sizes
+    made = list(image)
+    for place in range(2, len(image)):
+        stride, padding, dilation = (
+            given[name][min(place - 2, len(given[name]) - 1)]
+            for name in ("stride", "padding", "dilation")
+        )
+        reach = dilation * (weight[place] - 1) + 1
+        made[place] = (image[place] + 2 * padding - reach) // stride + 1
+    return tuple(made)
+
+
+def _given(operation: Operation) -> dict[str, Any]:
+    return dict(zip(operation.names, operation.inputs, strict=False))
 
 
 def _traffic(operation: Operation, base: str) -> tuple[int, int]:
@@ -168,7 +193,8 @@ def _traffic(operation: Operation, base: str) -> tuple[int, int]:
         tensors = _tensors([given])
         nbytes = sum(t.nbytes for t in tensors)
         name = operation.names[place] if place < len(operation.names) else ""
-        if name in operation.writes:
+        # Fused optimizers change gradients only to scale them back.
+        if name in operation.writes and name != "grads":
             written += nbytes
             if overwrites or name.startswith("out"):
                 continue

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from memprof.what_if.estimate import _torch_compat
+from memprof.what_if.estimate.estimating import step_time
 from memprof.what_if.estimate.recording import Recording
 from memprof.what_if.estimate.steps import StepTimes
 from memprof.what_if.estimate.timeline import RecordedStep, device_ns
-from memprof.what_if.estimate.work import ATTENTION, COPY, OTHER, PRODUCT, SET, Work
+from memprof.what_if.estimate.work import ATTENTION, CONVOLUTION, COPY, OTHER, PRODUCT, SET, Work
 
 pytestmark = pytest.mark.simgpu
 
@@ -21,6 +25,8 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A recording that follows captures."""
     for name in ("capture_begin", "capture_end"):
         monkeypatch.setattr(torch.cuda.CUDAGraph, name, getattr(torch.cuda.CUDAGraph, name))
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        monkeypatch.setattr(torch.autograd.profiler, name, getattr(torch.autograd.profiler, name))
     made = Recording()
     made.install()
     return made
@@ -31,7 +37,9 @@ def followed(recording: Recording, act: Callable[[], object]) -> RecordedStep:
     act()
     assert recording.begin()
     act()
-    return recording.end()
+    step = recording.end()
+    assert step is not None
+    return step
 
 
 def works(step: RecordedStep, kind: str) -> list[Work]:
@@ -136,6 +144,85 @@ def test_a_program_that_profiles_itself_is_not_followed(recording: Recording) ->
     # AND the next step is
     assert recording.begin()
     recording.end()
+
+
+@pytest.mark.parametrize(
+    "profiler",
+    [torch.profiler.profile, torch.autograd.profiler.profile, torch.autograd.profiler.emit_nvtx],
+)
+def test_a_profiler_of_the_program_ends_the_step(
+    recording: Recording, profiler: Callable[[], Any]
+) -> None:
+    x = torch.ones(8, device="cuda")
+    assert recording.begin()
+    # WHEN it begins within the step and ends after it
+    with profiler() as profile:
+        with torch.profiler.record_function("within"):
+            x.add_(1)
+        assert recording.end() is None
+        with torch.profiler.record_function("after"):
+            x.add_(1)
+    # THEN it has all of its own, and there is a reason
+    if profiler is torch.profiler.profile:
+        assert {"within", "after"} <= {event.name for event in profile.events()}
+    assert "profiler itself" in recording.problem
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_a_capture_that_fails_to_begin_leaves_no_profiler(recording: Recording) -> None:
+    with pytest.raises(TypeError):
+        torch.cuda.CUDAGraph().capture_begin(pool="none")  # type: ignore[arg-type]
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_optimizers_within_backwards_and_captures_are_not_followed() -> None:
+    times = StepTimes("h200-141gb", None)
+    weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+    steps = itertools.count(1)
+    weight.register_post_accumulate_grad_hook(lambda _: times.after_step(next(steps), last=False))
+    for _ in range(4):
+        weight.sum().backward()
+    assert times.time is None
+    assert "within a backward" in times.notes[0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_have_torchs_count(recording: Recording, transposed: bool) -> None:
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    model = kind(8, 16, 3, stride=2, padding=1, dilation=2, device="cuda")
+    x = torch.ones(4, 8, 32, 32, device="cuda")  # of which no gradient is asked
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    step = followed(recording, lambda: model(x).sum().backward())
+    found = sum(w.flops for w in works(step, CONVOLUTION))
+    assert found == pytest.approx(counter.get_total_flops(), rel=1e-5)
+    assert step.unknown == 0
+
+
+def test_heads_that_share_keys_count_as_the_querys(recording: Recording) -> None:
+    query = torch.ones(2, 8, 128, 64, device="cuda", dtype=torch.bfloat16)
+    key = torch.ones(2, 2, 128, 64, device="cuda", dtype=torch.bfloat16)
+
+    def act() -> None:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+
+    found = works(followed(recording, act), ATTENTION)
+    assert sum(w.flops for w in found) == 4 * 2 * 8 * 128 * 128 * 64
+
+
+def test_streams_are_together_no_faster_than_the_device(recording: Recording) -> None:
+    a = torch.ones(4096, 4096, device="cuda")
+    other = torch.cuda.Stream()
+
+    def act() -> None:
+        a @ a
+        with torch.cuda.stream(other):
+            a @ a
+
+    time = step_time(followed(recording, act), "h200-141gb", tf32=())
+    assert time is not None
+    assert time.utilisation < 1.001
 
 
 def test_a_failure_of_memprof_leaves_the_program_alone(

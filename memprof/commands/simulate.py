@@ -133,6 +133,7 @@ other_memory = click.option(
 )
 
 
+_RATE = click.FloatRange(min=0, min_open=True)
 SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings of a command whose arguments are a script's command, with options of its own."""
 
@@ -166,6 +167,12 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 )
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
+)
+@click.option(
+    "--link", type=_RATE, metavar="GB/S", help="Speed to a host's other GPUs, one way. [the GPU's]"
+)
+@click.option(
+    "--network", type=_RATE, metavar="GB/S", help="A GPU's speed to other hosts. [the GPU's usual]"
 )
 @click.option(
     "--devices",
@@ -207,6 +214,8 @@ def simulate(
     ranks: Ranks | None,
     executor: Callable[[], Any] | None,
     ranks_per_host: int | None,
+    link: float | None,
+    network: float | None,
     devices: int | None,
     steps: int | None,
     to_the_end: bool,
@@ -259,6 +268,8 @@ def simulate(
             quiet=quiet,
             pretend=pretend,
             balanced_experts=balanced_experts,
+            link=link,
+            network=network,
             until=until or ready_sign(parsed),
             directory=os.getcwd(),
         )

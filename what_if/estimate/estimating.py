@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from .kernel_table import table_of
 from .speed import speeds
 from .step_time import KindTime, StepTime
 from .timeline import RecordedStep, device_ns
-from .work import COPY, KINDS, Work
+from .work import COMMUNICATION, COPY, KINDS, Work
 
 
-def step_time(step: RecordedStep, gpu: str, *, tf32: Collection[str]) -> StepTime | None:
+def step_time(
+    step: RecordedStep,
+    gpu: str,
+    *,
+    tf32: Collection[str],
+    links: Mapping[str, float | None] = MappingProxyType({}),
+) -> StepTime | None:
     """Time of a recorded step on the GPU with the key ``gpu``; None if its speed is not known.
-    ``tf32`` has the kinds of work in float32 that may be done in TF32."""
+
+    Args:
+        tf32: kinds of work in float32 that may be done in TF32.
+        links: speeds of ``link`` and ``network`` in 10^9 bytes/s, None for the GPU's own.
+    """
     speed = speeds().get(gpu)
     if speed is None:
         return None
+    given: dict[str, Any] = {n: rate * 1e9 for n, rate in links.items() if rate is not None}
+    speed = replace(speed, **given)
     table = table_of(gpu)
+    if table is not None:
+        table = replace(table, speed=speed)
     rates = table or speed
     durations = [0.0 if g.work is None else rates.ns(g.work, tf32) for g in step.given]
     rows: dict[str, KindTime] = {}
@@ -31,7 +48,7 @@ def step_time(step: RecordedStep, gpu: str, *, tf32: Collection[str]) -> StepTim
             by_type["tf32" if in_tf32 else thing.work.dtype] += thing.work.flops
             # Streams share the device's units: beside one another they are no faster than in turn
             # at full speed.
-            least += 0.0 if thing.work.kind == COPY else speed.ns(thing.work, tf32)
+            least += 0.0 if thing.work.kind in (COPY, COMMUNICATION) else speed.ns(thing.work, tf32)
     most = max(by_type, key=by_type.__getitem__, default="bfloat16")
     host = 0.0
     if table is not None:

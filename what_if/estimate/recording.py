@@ -15,6 +15,7 @@ from memprof.profiler.support.process_hooks import collector_paused
 from memprof.simulated_cuda import control
 
 from . import _torch_compat
+from .communication import Collectives
 from .timeline import Given, RecordedStep
 from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
 
@@ -30,6 +31,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.problem = ""
+        self._collectives: Collectives | None = None
         self._starting = False
         self._operations: dict[int, Operation] = {}
         self._sessions = 0
@@ -41,17 +43,28 @@ class Recording:
         _torch_compat.around_captures(self._begin_capture, self._end_capture)
         _torch_compat.before_profilers(self._give_way)
 
+    def follow_collectives(self) -> None:
+        """Follow those of this rank's as well, the others of its job not being there."""
+        self._collectives = Collectives()
+        self._collectives.install()
+
     def begin(self) -> bool:
         """Begin a step; false where the program profiles itself, so that it cannot be followed."""
         if not self._begin_profiler():
             self.problem = _PROFILES_ITSELF
             return False
-        control.log(True)
+        self._log(True)
         return True
+
+    def _log(self, on: bool) -> None:
+        control.log(on)
+        if self._collectives is not None:
+            self._collectives.on = on
+            self.problem = self.problem or self._collectives.problem
 
     def end(self) -> RecordedStep | None:
         """End the step; None if the program began to profile itself in it."""
-        control.log(False)
+        self._log(False)
         if self._profiler is None:
             return None
         # What it makes is kept; collections on the way would look at all of it, again and again.
@@ -128,6 +141,8 @@ class Recording:
             unknown += work is not None and work.in_part
             nodes = record.m if record.kind == control.GRAPH else 0
             given.append(Given(record.kind, record.stream, record.subject, work, nodes))
+            if record.kind == control.EVENT and self._collectives is not None:
+                given += self._collectives.given(record)
         after: dict[int, list[int]] = {}
         for node, before in control.edges():
             after.setdefault(node, []).append(before)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from .work import COPY, Work
+from .work import COMMUNICATION, COPY, Work
 
 _TF32 = "tf32"
 
@@ -22,12 +22,15 @@ class Speed:
         flops: FLOP/s of dense matrix products, by the type of their operands; ``tf32`` too.
         bandwidth: bytes/s of its memory.
         bus: bytes/s to and from the host, one way.
+        link, network: bytes/s to other GPUs of its host, and to those of others, one way.
         source: where these figures stand.
     """
 
     flops: dict[str, float]
     bandwidth: float
     bus: float
+    link: float
+    network: float
     source: str
 
     def ns(self, work: Work, tf32: Collection[str] = ()) -> float:
@@ -35,6 +38,8 @@ class Speed:
         ``tf32`` has the kinds of work in float32 that may be done in TF32."""
         if work.kind == COPY:
             return work.nbytes / self.bus * 1e9
+        if work.kind == COMMUNICATION:
+            return work.nbytes / (self.network if work.way == "network" else self.link) * 1e9
         dtype = _TF32 if work.kind in tf32 and work.dtype == "float32" else work.dtype
         # A type that the data sheet leaves out is at most as fast as the fastest one.
         peak = self.flops.get(dtype, max(self.flops.values()))
@@ -52,6 +57,6 @@ def speeds() -> dict[str, Speed]:
 def _speed(row: dict[str, float | str]) -> Speed:
     source = str(row.pop("source"))
     figures = {name: float(figure) for name, figure in row.items()}
-    bandwidth, bus = figures.pop("bandwidth") * 1e9, figures.pop("bus") * 1e9
+    moved = {name: figures.pop(name) * 1e9 for name in ("bandwidth", "bus", "link", "network")}
     flops = {dtype: figure * 1e12 for dtype, figure in figures.items()}
-    return Speed(flops=flops, bandwidth=bandwidth, bus=bus, source=source)
+    return Speed(flops=flops, source=source, **moved)

@@ -26,6 +26,7 @@ class StepTimes:
         self._first = max(2, wanted or FIRST)
         self._recording = Recording()
         self._recording.install()
+        self._links: dict[str, float | None] = {}
         self._follows = False
         self._tried = False
         self._within = False
@@ -49,6 +50,12 @@ class StepTimes:
         except Exception as e:  # What the run takes is worth more than its time.
             self._problem = repr(e)
 
+    def follow_collectives(self, link: float | None, network: float | None) -> None:
+        """Follow this rank's collectives too, the other ranks of its job not being there; speeds
+        of their links are in 10^9 bytes/s, None for the GPU's own."""
+        self._recording.follow_collectives()
+        self._links = {"link": link, "network": network}
+
     @property
     def notes(self) -> list[str]:
         """Why there is no time, or one of a part of the step, in a sentence."""
@@ -62,7 +69,8 @@ class StepTimes:
             self._follows = False
             recorded = self._recording.end()
             if recorded is not None:
-                self.time = step_time(recorded, self._gpu, tf32=_torch_compat.tf32_kinds())
+                kinds = _torch_compat.tf32_kinds()
+                self.time = step_time(recorded, self._gpu, tf32=kinds, links=self._links)
         # Once: in one of hundreds of runs a second session of Kineto's ended the process.
         if self._tried or last or steps + 1 < self._first:
             return

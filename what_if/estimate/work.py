@@ -18,15 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-PRODUCT, ATTENTION, CONVOLUTION, OTHER, COPY, SET = (
+PRODUCT, ATTENTION, CONVOLUTION, OTHER, COPY, SET, COMMUNICATION = (
     "matrix products",
     "attention",
     "convolutions",
     "other kernels",
     "copies to and from the host",
     "copies and fills",
+    "communication",
 )
-KINDS = (PRODUCT, ATTENTION, CONVOLUTION, OTHER, SET, COPY)
+KINDS = (PRODUCT, ATTENTION, CONVOLUTION, OTHER, SET, COPY, COMMUNICATION)
 """Kinds of launches, in the order in which tables have them."""
 
 _DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "int8", 14: "bfloat16", 28: "float8"}
@@ -84,11 +85,13 @@ class Work:
     Attributes:
         kind: one of ``KINDS``.
         flops: multiplications and additions counted apart.
-        nbytes: of device memory, read and written; of a copy over the bus, copied.
+        nbytes: of device memory, read and written; of a copy over the bus, copied; of a collective,
+            sent to other ranks.
         dtype: of a product's or of attention's operands.
         shape: of a product (m, n, k); of attention (batch × heads, tokens, head size).
         pattern: which of the kernel table's operators it is like.
-        way: of attention ``forward`` or ``backward``; of a copy ``to device`` or ``to host``.
+        way: of attention ``forward`` or ``backward``; of a copy ``to device`` or ``to host``; of a
+            collective ``link`` or ``network``.
         in_part: whether its FLOPs are not known, and count as none.
     """
 

@@ -271,6 +271,7 @@ class _Run:
             self._reads.install()
             if self._request.world_size is not None:
                 self._messages.install()
+                self._times.follow_collectives(self._request.link, self._request.network)
             control.on_host_read(self._reads.note)
 
     def _after_step(self, fewest: int, steps: int) -> None:

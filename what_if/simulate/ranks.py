@@ -57,8 +57,8 @@ def fake_reductions(parallel: Any) -> None:
     ``torch.nn.parallel.distributed``, which was just imported.
 
     Its reducer asks a collective's future for tensors, which the fake group's does not have. A
-    communication hook that hands the bucket back takes its place, and that of hooks of the script:
-    what such a hook would allocate is missing, and said.
+    communication hook that reduces and hands the bucket back takes its place, and that of hooks of
+    the script: what such a hook would allocate is missing, and said.
     """
     wrapped = parallel.DistributedDataParallel
     init = wrapped.__init__
@@ -66,7 +66,7 @@ def fake_reductions(parallel: Any) -> None:
     @functools.wraps(init)
     def with_hook(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        parallel.dist._register_comm_hook(self.reducer, None, _hand_back)
+        parallel.dist._register_comm_hook(self.reducer, self.process_group, _hand_back)
 
     def register_comm_hook(self: Any, state: object, hook: Any) -> None:
         name = getattr(hook, "__qualname__", type(hook).__name__)
@@ -90,9 +90,10 @@ def refuse_symmetric_memory(module: Any) -> None:
     module._SymmetricMemory.rendezvous = staticmethod(rendezvous)
 
 
-def _hand_back(state: object, bucket: Any) -> Any:
+def _hand_back(group: Any, bucket: Any) -> Any:
     import torch
 
+    group.allreduce([bucket.buffer()])
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

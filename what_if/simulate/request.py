@@ -25,7 +25,8 @@ class Run:
     It ends after so many optimizer steps, None for as many as it takes, or if ``until_still`` when
     the peak has stood still: Note [When a run is left]. ``pretend``, ``torch_config`` and
     ``changes`` are texts as ``parse_pretence``, ``parse_setting`` and ``change_of`` read them;
-    ``heard`` is what ranks that were simulated before have sent to this one.
+    ``heard`` is what ranks that were simulated before have sent to this one; ``link`` and
+    ``network`` are speeds in 10^9 bytes/s, None for the GPU's own.
     """
 
     steps: int | None = None
@@ -35,6 +36,8 @@ class Run:
     torch_config: tuple[str, ...] = ()
     count_flops: bool = False
     changes: tuple[str, ...] = ()
+    link: float | None = None
+    network: float | None = None
     heard: dict[int, list[Announced]] = field(default_factory=dict, compare=False)
 
 

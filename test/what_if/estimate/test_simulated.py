@@ -67,6 +67,71 @@ def test_without_a_table_it_is_a_bound_and_without_a_data_sheet_nothing(tmp_path
     assert time_of(tmp_path, "titan-v", "4096") is None
 
 
+RANKS = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+layers = [torch.nn.Linear(1024, 1024, bias=False, device="cuda") for _ in range(2)]
+model = torch.nn.Sequential(*layers)
+if sys.argv[1] == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+elif sys.argv[1] == "fsdp":
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
+else:
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(2048, 1024, device="cuda")
+for _ in range(4):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WEIGHT = 4 << 20
+OUTPUT = 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes", "beside"),
+    [
+        # An all-reduce of each gradient, which nothing waits for within the step.
+        ("ddp", 2 * 2 * WEIGHT, True),
+        # Both weights gathered in forward and backward, and each gradient scattered.
+        ("fsdp", (4 + 2) * WEIGHT, True),
+        # The output of the second layer is a sum over ranks.
+        ("tensor parallel", 2 * OUTPUT, False),
+    ],
+)
+def test_collectives_of_a_rank(tmp_path: Path, kind: str, nbytes: int, beside: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(RANKS)
+    # GIVEN four ranks on two hosts
+    options = ("--gpu", "h200-141gb", "--world-size", "4", "--ranks-per-host", "2")
+    done = memprof(
+        "simulate", "--json", *options, "--network", "10", "--", "python", str(script), kind
+    )
+    assert done.returncode == 0, done.stderr
+    time = checked("simulate", done.stdout)["ranks"][0]["time"]
+    found = next(kind for kind in time["kinds"] if kind["kind"] == "communication")
+    # THEN each rank sends three quarters of what it does not keep, over the network
+    assert found["nbytes"] == nbytes * 3 // 4
+    assert found["device_ns"] == pytest.approx(nbytes * 3 / 4 / 10e9 * 1e9, rel=1e-3)
+    # AND what waits for it comes after it
+    others = sum(k["device_ns"] for k in time["kinds"] if k is not found)
+    in_turn = others + found["device_ns"]
+    if beside:
+        assert max(others, found["device_ns"]) < time["device_ns"] < 0.99 * in_turn
+    else:
+        assert time["device_ns"] == pytest.approx(in_turn, rel=1e-3)
+
+
 def test_fit_says_samples_a_second_and_finds_the_fastest(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import click
 
@@ -41,6 +43,7 @@ from ._common import (
 from .simulate import (
     SCRIPT_COMMAND,
     TOO_MUCH,
+    executor_option,
     failures_in_words,
     list_gpus,
     other_memory,
@@ -82,6 +85,14 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         parse_setting(text)
     return _pairs(texts)
+
+
+def _prices(value: str) -> dict[str, float]:
+    pairs = _pairs(tuple(value.split(",")) if value else ())
+    try:
+        return {find_gpu(name).key: float(amount) for name, amount in pairs.items()}
+    except ValueError as e:
+        raise click.BadParameter(f"{visible(value)!r}: an amount is a number") from e
 
 
 def _changes(value: str) -> tuple[str, ...]:
@@ -148,6 +159,14 @@ def _changes(value: str) -> tuple[str, ...]:
     help="Which value of a range: the largest that fits, or of those that were run the fastest.",
 )
 @click.option(
+    "--price",
+    "prices",
+    default="",
+    callback=read_by(_prices, SimulationError),
+    metavar="GPU=AMOUNT[,...]",
+    help="$ an hour, for what a million of the varied number costs.",
+)
+@click.option(
     "--try",
     "changes",
     callback=read_by(_changes, BadInput),
@@ -157,6 +176,7 @@ def _changes(value: str) -> tuple[str, ...]:
     help=f"Measure what saves memory: {', '.join(CHANGES)}, or those that are given, also "
     "checkpoint=CLASS and torch.….config.NAME=VALUE.",
 )
+@executor_option("What runs the tries, all rows at once")
 @steps_option("End a try after so many optimizer steps.")
 @timeout_option("Give up on a try then.")
 @click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
@@ -175,7 +195,9 @@ def fit(
     devices: str,
     tokens: int | None,
     best: str,
+    prices: dict[str, float],
     changes: tuple[str, ...] | None,
+    executor: Callable[[], Any] | None,
     steps: int | None,
     timeout: float | None,
     as_data: bool,
@@ -231,6 +253,9 @@ def fit(
         environment=os.environ,
         whole=whole,
     )
+    if executor is not None:
+        with failures_in_words("fit"):
+            tries.executor = executor()
     example = "memprof fit --vary BATCH=1..256 -- python train.py --batch-size {BATCH}"
     if changes is not None:
         example = "memprof fit --try -- python train.py"
@@ -258,7 +283,7 @@ def fit(
     if as_data:
         print_json(Rows(rows=found))
     else:
-        print_text(render(found, variables, tries.made, style))
+        print_text(render(found, variables, tries.made, style, prices))
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 

@@ -128,6 +128,16 @@ def _pretences(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def executor_option(help: str) -> Callable[[Command], Command]:
+    """``--executor``, None where it was not given."""
+    return click.option(
+        "--executor",
+        callback=read_by(_named, ImportError, AttributeError, ValueError),
+        metavar="MODULE:FACTORY",
+        help=f"{help}, of the kind of concurrent.futures. [this machine]",
+    )
+
+
 other_memory = click.option(
     "--memory", callback=size_option, metavar="SIZE", help="Another total: 80GiB, 24GB."
 )
@@ -159,12 +169,7 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
     metavar="R[,R...]|all",
     help="Which of them. [0]",
 )
-@click.option(
-    "--executor",
-    callback=read_by(_named, ImportError, AttributeError, ValueError),
-    metavar="MODULE:FACTORY",
-    help="What runs the ranks, of the kind of concurrent.futures. [as many here as have room]",
-)
+@executor_option("What runs the ranks")
 @click.option(
     "--ranks-per-host", type=int, metavar="N", help="Ranks and GPUs of a host. [8, or all]"
 )

@@ -26,10 +26,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
+from memprof.what_if.simulate.parent import end_scripts, exits_on_signals
 
 from .tries import ScriptFailed, Tried, Tries
 from .variables import Variable
@@ -168,31 +171,28 @@ def rows(
     """Search each row; at most one variable is a range. ``wanted`` is that of ``Row``; with
     ``throughput`` the best is the fastest of those that were run and fit. Raises as ``Tries.run``,
     and ``ScriptFailed`` where tokens are wanted and nobody serves, or nobody can say what is
-    fastest."""
+    fastest. With an executor of ``tries`` all rows are searched at once."""
     varied = next((v for v in variables if v.is_range), None)
     guesses: dict[tuple[str, ...], Needed] = {}
-    found = []
-    for gpu, values in itertools.product(gpus, combinations(variables)):
-        row = Row(gpu, values, wanted)
-        found.append(row)
 
+    def search(row: Row) -> None:
         if varied is None:
-            tried = row.attempt(values, tries, on_try)
+            tried = row.attempt(row.values, tries, on_try)
             row.best, row.failed = (tried, None) if row.holds(tried) else (None, tried)
-            continue
+            return
         by_index: dict[int, Tried] = {}
 
-        def probe(index: int, row: Row = row, by_index: dict[int, Tried] = by_index) -> Tried:
+        def probe(index: int) -> Tried:
             varying = {**row.values, varied.name: varied.values[index]}
             if index not in by_index:
                 by_index[index] = row.attempt(varying, tries, on_try)
             return by_index[index]
 
         # What another GPU needed for the same is a good guess, and no more than that.
-        same = tuple(values.values())
+        same = tuple(row.values.values())
         best, fits = largest(
             len(varied.values),
-            gpu.memory,
+            row.gpu.memory,
             probe,
             second=_second(varied),
             guess=guesses.get(same),
@@ -212,10 +212,33 @@ def rows(
             row.best = row.fastest(varied.name)
             if row.best is None:
                 raise ScriptFailed(
-                    f"the time of a step on {gpu.key} is not known: its speed must be among those "
-                    "of docs/simulated-time.md, and the script must make three optimizer steps"
+                    f"the time of a step on {row.gpu.key} is not known: its speed must be among "
+                    "those of docs/simulated-time.md, and the script must make three optimizer "
+                    "steps"
                 )
+
+    pairs = itertools.product(gpus, combinations(variables))
+    found = [Row(gpu, values, wanted) for gpu, values in pairs]
+    if tries.executor is None:
+        for row in found:
+            search(row)
+    else:
+        _search_at_once(search, found)
     return found
+
+
+def _search_at_once(search: Callable[[Row], None], rows: Sequence[Row]) -> None:
+    """Search each row in a thread that waits for the executor; the first failure ends all."""
+    with ThreadPoolExecutor(len(rows)) as threads:
+        searches = [threads.submit(search, row) for row in rows]
+        try:
+            with exits_on_signals():
+                for each in searches:
+                    each.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            end_scripts()
+            raise
 
 
 def _second(varied: Variable) -> int:
@@ -244,9 +267,14 @@ def progress(row: Row, tried: Tried, show: Style = PLAIN) -> str:
 
 
 def render(
-    rows: Sequence[Row], variables: Sequence[Variable], made: int, style: Style = PLAIN
+    rows: Sequence[Row],
+    variables: Sequence[Variable],
+    made: int,
+    style: Style = PLAIN,
+    prices: Mapping[str, float] = MappingProxyType({}),
 ) -> str:
-    """Rows as a table, and what the first one's best try is made of."""
+    """Rows as a table, and what the first one's best try is made of; ``prices`` are of an hour, by
+    GPU."""
     page = Page(style)
     varied = next((v for v in variables if v.is_range), None)
     lists = [v.name for v in variables if not v.is_range]
@@ -255,7 +283,9 @@ def render(
     names = [*lists, *([varied.name] if varied is not None else ["fits"])]
     tokens = [">tokens"] * any(t.tokens is not None for row in rows for t in row.tries)
     timed = any(row.best is not None and row.best.step_ns for row in rows)
-    times = [">ms a step", *([f">{varied.name}/s"] if varied is not None else [])] * timed
+    times = [">ms a step"] * timed
+    if timed and varied is not None:
+        times += [f">{varied.name}/s", *([f">$ per million {varied.name}"] if prices else [])]
     sizes = (">needs", ">to spare")
     table = page.table("gpu", *(f">{n}" for n in names), *tokens, *times, *sizes, "what limits")
     for row in rows:
@@ -266,7 +296,8 @@ def render(
             spare = row.gpu.memory - best.needed
             held = [f"{best.tokens or 0:,}" for _ in tokens]
             if timed:
-                held += _times(best, varied)
+                held += _times(best, varied, prices)
+                held += [""] * (len(times) + len(tokens) - len(held))
             shown = [answer, *held, page.bytes(best.needed), page.bytes(spare)]
         values = (row.values[name] for name in lists)
         table.add_row(row.gpu.key, *values, *shown, _limit(row, varied))
@@ -275,12 +306,16 @@ def render(
     return page.text()
 
 
-def _times(best: Tried, varied: Variable | None) -> list[str]:
+def _times(best: Tried, varied: Variable | None, prices: Mapping[str, float]) -> list[str]:
     if not best.step_ns:
-        return ["" for _ in range(2 if varied is not None else 1)]
+        return []
     shown = [f"{best.step_ns / 1e6:,.1f}"]
     if varied is not None:
-        shown.append(f"{per_second(best, varied.name):,.0f}")
+        rate = per_second(best, varied.name)
+        shown.append(f"{rate:,.0f}")
+        price = prices.get(best.gpu)
+        if price is not None:
+            shown.append(f"{price / 3600 / rate * 1e6:,.2f}")
     return shown
 
 

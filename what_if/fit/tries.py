@@ -7,11 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from memprof.profiler.views.report.failure import asked, asker
 from memprof.profiler.views.report.format import format_bytes
+from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.what_if.simulate.command_line import jobs_of, parse
 from memprof.what_if.simulate.parent import Settings, Simulation, attempt, simulate
@@ -80,6 +82,7 @@ class Tries:
         devices: that a process alone sees.
         environment: of the script, before ``env``.
         whole: whether what does not fit runs again on an ample device.
+        executor: what runs them, as of ``simulate_ranks``; None for this thread.
         made: number of tries so far.
     """
 
@@ -92,6 +95,7 @@ class Tries:
     settings: Settings
     environment: Mapping[str, str]
     whole: bool = False
+    executor: Any = None
     made: int = 0
 
     @property
@@ -133,9 +137,22 @@ class Tries:
         began = time.monotonic()
         run = simulate if self.whole else attempt
         counting = UNCACHED if settings.count_flops else {}
-        simulation = run(command, settings, {**self.environment, **counting, **env})
+        environment = {**self.environment, **counting, **env}
+        if self.executor is None:
+            simulation = run(command, settings, environment)
+        else:
+            simulation = self._submitted(run, command, settings, environment)
         self.made += 1
         return _outcome(simulation, values, time.monotonic() - began)
+
+    def _submitted(self, *call: Any) -> Simulation:
+        try:
+            simulation: Simulation = self.executor.submit(*call).result()
+        except SimulationError:
+            raise
+        except Exception as e:  # Its worker died, or is not reached.
+            raise ScriptFailed(f"the executor failed: {e!r}") from e
+        return simulation
 
 
 def _number(text: str, option: str) -> int:

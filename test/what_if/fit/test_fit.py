@@ -16,6 +16,7 @@ from memprof.profiler.model import (
     SourceFrame,
     WhyNot,
 )
+from memprof.what_if.estimate.step_time import StepTime
 from memprof.what_if.fit import tries
 from memprof.what_if.simulate.command_line import Command
 from memprof.what_if.simulate.engine_memory import Serving
@@ -35,7 +36,9 @@ class Device:
         self.runs: list[tuple[Command, Mapping[str, str], Settings]] = []
         self.failure: ScriptFailure | None = None
         self.undecided = ""
+        self.step_ns = 0
         self.interrupt_at = 0
+        self.lost: BaseException = KeyboardInterrupt()
         self.catches = False
         self.tokens: Callable[[float], int] | None = None
 
@@ -44,7 +47,7 @@ class Device:
     ) -> Simulation:
         self.runs.append((command, environment, settings))
         if len(self.runs) == self.interrupt_at:
-            raise KeyboardInterrupt
+            raise self.lost
         batch: float = next((int(w) for w in command.program if w.isdecimal()), 1)
         nbytes = int(self.base + batch * self.each)
         account = account_of(nbytes)
@@ -52,6 +55,18 @@ class Device:
         failure = self.failure
         outcome = Outcome(accounts=[account], failure=failure, flops=1000 - int(batch))
         outcome.undecided = self.undecided
+        if self.step_ns:
+            outcome.time = StepTime(
+                measured=True,
+                device_ns=self.step_ns,
+                host_ns=0,
+                kinds=[],
+                launches=1,
+                graphs=0,
+                unknown=0,
+                peak_flops=1e15,
+                source="a data sheet",
+            )
         if self.tokens is not None:
             outcome.serving = Serving(engine="engine", tokens=self.tokens(batch))
         if not fits and failure is None:
@@ -176,6 +191,29 @@ def test_devices_are_varied_for_ranks_that_a_program_starts_itself(
     assert [settings.devices for _, _, settings in device.runs] == [1, 2, 4]
 
 
+def test_what_a_million_costs(device: Device, script: str) -> None:
+    device.step_ns = 500_000_000
+    options = ("--gpu", "h100-80gb", "--vary", "B=1..64", "--price", "h100-80gb=3.6")
+    done = fit(*options, "--", script, "{B}")
+    # THEN 64 in half a second, for a tenth of a cent a second
+    assert "$ per million B" in done.stdout
+    assert f"{0.001 / 128 * 1e6:.2f}" in done.stdout
+
+
+def test_an_executor_runs_the_tries(device: Device, script: str) -> None:
+    options = ("--gpu", "h100-80gb,a100-40gb", "--vary", "B=1..256", "--json")
+    alone = rows(fit(*options, "--", script, "{B}"))
+    executor = "--executor=concurrent.futures:ThreadPoolExecutor"
+    found = rows(fit(*options, executor, "--", script, "{B}"))
+    assert [row["best"]["values"] for row in found] == [row["best"]["values"] for row in alone]
+    # WHEN a worker is lost
+    device.interrupt_at = len(device.runs) + 1
+    device.lost = RuntimeError("a worker is gone")
+    done = fit(*options, executor, "--", script, "{B}")
+    assert done.exit_code == 3
+    assert "the executor failed: RuntimeError('a worker is gone')" in done.stderr
+
+
 def test_an_interrupted_search_says_so(device: Device, script: str) -> None:
     device.interrupt_at = 3
     done = fit("--vary", "B=1..256", "--json", "--", script, "{B}")
@@ -211,6 +249,8 @@ def test_what_is_undecided_is_no_answer(device: Device, script: str) -> None:
         (["--gpu", "h100-80gb"], "there is no script"),
         (["--gpu", "abacus", "--", "train.py"], "abacus"),
         (["--env", "X", "--", "train.py"], "is no NAME=VALUE"),
+        (["--price", "h100-80gb=2,5", "--", "train.py"], "is no NAME=VALUE"),
+        (["--price", "h100-80gb=cheap", "--", "train.py"], "an amount is a number"),
         (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch"),
         (["--world-size", "x", "--", "train.py"], "--world-size x is no number"),
         (["--devices", "x", "--", "train.py"], "--devices x is no number"),

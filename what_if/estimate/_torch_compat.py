@@ -6,14 +6,19 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from .modules import PREFIX
 from .work import ATTENTION, CONVOLUTION, PRODUCT, Operation, TensorInput
 
 _QUALIFIED = re.compile(r"\w+::\w+")
 """Names of operations; ranges that the user or torch names may hold anything."""
+
+_BACKWARD = "autograd::engine::evaluate_function"
+"""Begin of the name of a function of the backward, whose number is that of its forward."""
 
 
 def flop_formulas() -> dict[str, Callable[..., int]]:
@@ -111,36 +116,62 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
     computes it."""
     found: dict[int, Operation] = {}
     convolutions: dict[int, Operation] = {}
-    roots = recorded.experimental_event_tree()
-    pending: list[tuple[Any, Operation | None, bool]] = [(root, None, False) for root in roots]
+    modules: dict[int, str] = {}
+    pending = [(root, _Place()) for root in recorded.experimental_event_tree()]
     while pending:
-        event, around, whole = pending.pop()
+        event, place = pending.pop()
         kind = event.tag.name
         if kind == "Allocation":
             size = event.extra_fields.alloc_size
+            around = place.operation
             if around is not None and size > 0 and event.extra_fields.device.type == "cuda":
                 around.allocated += size
             continue
-        operation = around
         if kind == "TorchOp":
-            if not whole:
-                made = Operation(event.name)
-                # Memory that one asks for is its caller's result.
-                if not event.name.startswith("aten::empty"):
-                    operation = made
-                    made.event = event
-                    whole = event.name.removeprefix("aten::") in formulas
-                    if whole and "convolution" in event.name:
-                        convolutions[event.correlation_id] = made
-            if operation is not None:
-                found[first + event.correlation_id] = operation
-        pending += [(child, operation, whole) for child in event.children]
+            place = _within(event, place, modules, formulas)
+            if place.operation is not None:
+                found[first + event.correlation_id] = place.operation
+                if place.whole and "convolution" in event.name:
+                    convolutions[event.correlation_id] = place.operation
+        pending += [(child, place) for child in event.children]
+    for made in found.values():
+        made.module = made.module or modules.get(made.sequence, "")
     # Their strides and masks are lists, which the trees leave out.
     for event in recorded.events() if convolutions else ():
         operation = convolutions.get(event.correlation_id())
         if operation is not None and event.name() == operation.name:
             operation.lists = event.concrete_inputs()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What an event is in: an operation, ``whole`` if that has a formula; the call of a module; a
+    function of the backward, by the sequence number of its forward's."""
+
+    operation: Operation | None = None
+    whole: bool = False
+    module: str = ""
+    sequence: int = -1
+
+
+def _within(
+    event: Any, place: _Place, modules: dict[int, str], formulas: Mapping[str, object]
+) -> _Place:
+    """The place inside of an operation; in ``modules`` its forward's module is noted."""
+    if event.name.startswith(PREFIX):
+        return replace(place, module=event.name.removeprefix(PREFIX))
+    sequence = event.extra_fields.sequence_number
+    if sequence >= 0:
+        if event.name.startswith(_BACKWARD):
+            place = replace(place, sequence=sequence)
+        elif place.module:
+            modules[sequence] = place.module
+    # Memory that one asks for is its caller's result.
+    if place.whole or event.name.startswith("aten::empty"):
+        return place
+    made = Operation(event.name, event=event, module=place.module, sequence=place.sequence)
+    return replace(place, operation=made, whole=event.name.removeprefix("aten::") in formulas)
 
 
 def describe(operation: Operation) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .kernel_table import table_of
 from .speed import speeds
-from .step_time import KindTime, StepTime
+from .step_time import KindTime, ModuleTime, StepTime
 from .timeline import RecordedStep, device_ns
 from .work import COMMUNICATION, COPY, KINDS, Work
 
@@ -39,11 +39,13 @@ def step_time(
     rates = table or speed
     durations = [0.0 if g.work is None else rates.ns(g.work, tf32) for g in step.given]
     rows: dict[str, KindTime] = {}
+    by_module: defaultdict[str, float] = defaultdict(float)
     by_type: defaultdict[str, int] = defaultdict(int)
     least = 0.0
     for thing, duration in zip(step.given, durations, strict=True):
         if thing.work is not None:
             _count(rows, thing.work, duration)
+            by_module[thing.work.module] += duration
             in_tf32 = thing.work.kind in tf32 and thing.work.dtype == "float32"
             by_type["tf32" if in_tf32 else thing.work.dtype] += thing.work.flops
             # Streams share the device's units: beside one another they are no faster than in turn
@@ -58,6 +60,11 @@ def step_time(
         device_ns=int(max(least, device_ns(step.given, durations, step.after))),
         host_ns=int(host),
         kinds=[rows[kind] for kind in KINDS if kind in rows],
+        modules=[
+            ModuleTime(module=module, device_ns=int(ns))
+            for module, ns in sorted(by_module.items(), key=lambda pair: -pair[1])
+            if any(by_module)
+        ],
         launches=step.launches,
         graphs=step.graphs,
         unknown=step.unknown,

@@ -16,6 +16,7 @@ from memprof.simulated_cuda import control
 
 from . import _torch_compat
 from .communication import Collectives
+from .modules import ModuleRanges
 from .timeline import Given, RecordedStep
 from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
 
@@ -31,6 +32,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.problem = ""
+        self._modules = ModuleRanges()
         self._collectives: Collectives | None = None
         self._starting = False
         self._operations: dict[int, Operation] = {}
@@ -53,6 +55,7 @@ class Recording:
         if not self._begin_profiler():
             self.problem = _PROFILES_ITSELF
             return False
+        self._modules.begin()
         self._log(True)
         return True
 
@@ -65,6 +68,7 @@ class Recording:
     def end(self) -> RecordedStep | None:
         """End the step; None if the program began to profile itself in it."""
         self._log(False)
+        self._modules.end()
         if self._profiler is None:
             return None
         # What it makes is kept; collections on the way would look at all of it, again and again.
@@ -158,11 +162,14 @@ class Recording:
             return Work(SET, nbytes=record.bytes, pattern="copy")
         if record.kind != control.KERNEL:
             return None
-        if record.batches:
-            return of_product(record.type, record.m, record.n, record.k, record.batches)
         operation = self._operations.get(record.operation)
+        module = operation.module if operation is not None else ""
+        if record.batches:
+            product = of_product(record.type, record.m, record.n, record.k, record.batches)
+            return replace(product, module=module)
         if operation is None:
             return None
         work = works[id(operation)]
         share = max(1, operation.launches)
-        return replace(work, flops=work.flops // share, nbytes=work.nbytes // share)
+        flops, nbytes = work.flops // share, work.nbytes // share
+        return replace(work, flops=flops, nbytes=nbytes, module=module)

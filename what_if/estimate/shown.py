@@ -6,6 +6,8 @@ from memprof.profiler.views.report.page import Page
 
 from .step_time import StepTime
 
+_MODULES = 10
+"""Most modules that are shown."""
 _SECONDS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
 
 
@@ -28,6 +30,15 @@ def show(page: Page, time: StepTime) -> None:
             f"{kind.device_ns / 1e6:,.3f}", share, f"{kind.launches:,}", flops, moved, kind.kind
         )
     page.show(table)
+    if time.modules:
+        modules = page.table(">ms", ">share", "module, its own and its backward's")
+        for row in time.modules[:_MODULES]:
+            modules.add_row(
+                f"{row.device_ns / 1e6:,.3f}",
+                f"{row.device_ns / total:.1%}",
+                row.module or "outside of modules",
+            )
+        page.show(modules)
     if time.flops:
         page.line(
             f"  {time.flops / 1e12:,.3g} TFLOP, {time.utilisation:.1%} of the "

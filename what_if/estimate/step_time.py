@@ -19,6 +19,15 @@ class KindTime(msgspec.Struct, kw_only=True):
     nbytes: int
 
 
+class ModuleTime(msgspec.Struct, kw_only=True):
+    """What calls of a module take on the device without those of modules inside of it, and their
+    backwards; of modules whose paths differ in numbers only, together. An empty path is what was
+    launched outside of such calls, by an optimizer for one."""
+
+    module: str
+    device_ns: int
+
+
 class StepTime(msgspec.Struct, kw_only=True):
     """The time of one step on a device, in ns.
 
@@ -28,6 +37,7 @@ class StepTime(msgspec.Struct, kw_only=True):
         device_ns: from the first begin to the last end, the host left out.
         host_ns: that the host takes for its launches alone; 0 where that was not measured.
         kinds: those that there are, in the order of ``work.KINDS``.
+        modules: those that there are, the longest first; none of compiled code.
         launches: by the host; the launch of a graph is one.
         unknown: launches whose work is not known, which count as none, or whose FLOPs are not.
         peak_flops: FLOP/s of the GPU for products of the type that most FLOPs are in.
@@ -38,6 +48,7 @@ class StepTime(msgspec.Struct, kw_only=True):
     device_ns: int
     host_ns: int
     kinds: list[KindTime]
+    modules: list[ModuleTime]
     launches: int
     graphs: int
     unknown: int

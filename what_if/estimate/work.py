@@ -65,6 +65,8 @@ class Operation:
         allocated: bytes that it allocated itself.
         launches: how many it made.
         event: of the profiler's, as long as its inputs have not been read.
+        module: path of the module whose call made it, or its forward; empty if that is not known.
+        sequence: of a backward's, autograd's number of the forward operation; else -1.
         lists: of a convolution, its inputs that are lists of numbers, by place.
     """
 
@@ -75,6 +77,8 @@ class Operation:
     allocated: int = 0
     launches: int = 0
     event: Any = None
+    module: str = ""
+    sequence: int = -1
     lists: list[Any] = field(default_factory=list)
 
 
@@ -92,6 +96,7 @@ class Work:
         pattern: which of the kernel table's operators it is like.
         way: of attention ``forward`` or ``backward``; of a copy ``to device`` or ``to host``; of a
             collective ``link`` or ``network``.
+        module: as of its operation.
         in_part: whether its FLOPs are not known, and count as none.
     """
 
@@ -102,6 +107,7 @@ class Work:
     shape: tuple[int, ...] = ()
     pattern: str = "pointwise"
     way: str = ""
+    module: str = ""
     in_part: bool = False
 
 

@@ -9,7 +9,14 @@ from memprof.what_if.estimate.kernel_table import TABLES, KernelTable, table_of
 from memprof.what_if.estimate.speed import Speed, speeds
 from memprof.what_if.estimate.work import COPY, OTHER, Work, product
 
-SLOW = Speed(flops={"bfloat16": 1e12, "float32": 5e11}, bandwidth=1e11, bus=1e10, source="a test")
+SLOW = Speed(
+    flops={"bfloat16": 1e12, "float32": 5e11},
+    bandwidth=1e11,
+    bus=1e10,
+    link=1e10,
+    network=1e9,
+    source="a test",
+)
 
 
 def measured(us: float) -> dict[str, float]:

@@ -211,6 +211,47 @@ def test_heads_that_share_keys_count_as_the_querys(recording: Recording) -> None
     assert sum(w.flops for w in found) == 4 * 2 * 8 * 128 * 128 * 64
 
 
+class Twice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def test_launches_have_the_module_of_their_forward(recording: Recording) -> None:
+    model = Twice().cuda()
+    x = torch.ones(8, 32, device="cuda", requires_grad=True)
+
+    def act() -> None:
+        model(x).backward()
+        x.grad = None
+
+    step = followed(recording, act)
+    products = works(step, PRODUCT)
+    # THEN a forward and two gradients of each layer are of it
+    assert [w.module for w in products] == ["Twice.blocks.*"] * 6
+    time = step_time(step, "h200-141gb", tf32=())
+    assert time is not None
+    assert {m.module for m in time.modules} == {"Twice", "Twice.blocks.*", ""}
+    of_kinds = sum(kind.device_ns for kind in time.kinds)
+    assert sum(m.device_ns for m in time.modules) == pytest.approx(of_kinds, rel=0.01)
+    # AND the program has no hooks afterwards
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_of_compiled_code_there_are_no_modules(recording: Recording) -> None:
+    model = torch.compile(Twice().cuda(), backend="eager")
+    x = torch.ones(8, 32, device="cuda")
+    time = step_time(followed(recording, lambda: model(x)), "h200-141gb", tf32=())
+    assert time is not None
+    assert time.modules == []
+
+
 def test_streams_are_together_no_faster_than_the_device(recording: Recording) -> None:
     a = torch.ones(4096, 4096, device="cuda")
     other = torch.cuda.Stream()

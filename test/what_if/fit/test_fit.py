@@ -61,6 +61,7 @@ class Device:
                 device_ns=self.step_ns,
                 host_ns=0,
                 kinds=[],
+                modules=[],
                 launches=1,
                 graphs=0,
                 unknown=0,

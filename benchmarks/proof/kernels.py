@@ -3,8 +3,9 @@
 A row of kind ``gemm`` has ``dtype``, ``m``, ``n``, ``k``; of ``attention`` ``dtype``,
 ``direction``, ``batch``, ``heads``, ``tokens``, ``size``; of ``bandwidth`` ``operator``, ``dtype``.
 Each has ``bytes`` of one call (every input read and every output written once) and the first two
-its ``flops``; its ``us`` as samples with their median and quartiles; and ``per_second``, the rate
-at the median, of ``flops`` where it has them, else of ``bytes``. ``launch``, ``graph`` (with
+its ``flops``; its ``us`` as samples with their median and quartiles; ``first_us``, of the host in
+the first call; and ``per_second``, the rate at the median, of ``flops`` where it has them, else of
+``bytes``. ``launch``, ``graph`` (with
 ``nodes``) and ``copy`` (with ``operator``, ``bytes``) have ``host_us`` and ``device_us``. What
 failed is a row of kind ``failed`` with an ``error``.
 """
@@ -31,7 +32,8 @@ LAYERS = (
     *((4096, 4096), (14336, 4096), (4096, 14336)),
 )
 """Outputs and inputs of linear layers: GPT-2 124M's and Llama 8B's."""
-GEMMS = tuple(itertools.product(LAYERS, (1, 16, 256, 2048, 8192)))
+GEMMS = tuple(itertools.product((2048, 8192, 256, 16, 1), DTYPES, LAYERS))
+"""Rows of training first, of every type, as there may be no time for all."""
 ATTENTIONS = (
     *((8, 12, 512, 64), (8, 12, 1024, 64), (4, 16, 1024, 64), (2, 32, 2048, 64)),
     *((1, 32, 2048, 128), (1, 32, 4096, 128), (1, 32, 8192, 128)),
@@ -43,6 +45,7 @@ def rate(rows: Rows, calls: Sequence[Callable[[], Any]], **what: Any) -> None:
     """Write what one of ``calls`` takes. They do the same with other memory and take turns, so that
     the cache is of no help that it would not be in a program."""
     try:
+        first = host_us(calls[0])
         least = max(1.0, min(device_us(calls[0]) for _ in range(3)))
         turns = 1 if rows.simulated else max(1, int(CALLS_US / least / len(calls)))
         graph = captured(lambda: [call() for _ in range(turns) for call in calls])
@@ -52,7 +55,7 @@ def rate(rows: Rows, calls: Sequence[Callable[[], Any]], **what: Any) -> None:
         rows.add(kind="failed", what=str(what), error=repr(error)[:300])
         return
     work = what.get("flops", what["bytes"])
-    rows.add(**what, us=us, per_second=work / us["median"] * 1e6)
+    rows.add(**what, us=us, first_us=first, per_second=work / us["median"] * 1e6)
 
 
 def sets(nbytes: int) -> range:
@@ -63,7 +66,7 @@ def sets(nbytes: int) -> range:
 
 def gemm(rows: Rows) -> None:
     """x @ w.T, as a linear layer without bias: (m, k) and (n, k)."""
-    for dtype, ((n, k), m) in itertools.product(DTYPES, GEMMS[:4] if rows.simulated else GEMMS):
+    for m, dtype, (n, k) in GEMMS[:4] if rows.simulated else GEMMS:
         nbytes = (m * k + n * k + m * n) * dtype.itemsize
         make = partial(torch.randn, dtype=dtype, device="cuda")
         calls = [partial(F.linear, make(m, k), make(n, k)) for _ in sets(nbytes)]
@@ -164,5 +167,6 @@ PART = Part(
     about=" ".join(__doc__.split("\n\n")[1].split()),
     # Where nothing of cuBLAS has been read from the disk yet, a product takes seconds at first.
     cases={"launches": launches, "bandwidth": bandwidth, "attention": attention, "gemm": gemm},
+    limit_s=480.0,
     alone=lambda case: True,
 )

@@ -266,7 +266,7 @@ def write_kernel_tables(machines: list[list[dict[str, Any]]]) -> None:
 
 def medians(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the median in the place of all samples."""
-    kept = {name: value for name, value in row.items() if name != "per_second"}
+    kept = {name: value for name, value in row.items() if name not in ("per_second", "first_us")}
     for name, value in kept.items():
         if isinstance(value, dict):
             kept[name] = {"median": round(value["median"], 3)}

@@ -100,7 +100,8 @@ def run(
         why = "" if status == 0 else f"status {status}: {(said.splitlines() or [''])[-1]}"
         found = {"ended": ended, "error": why, "seconds": round(time.monotonic() - began, 1)}
         if status is None:
-            found["error"] = f"took more than {limit:.0f} s"
+            cut = ", and the time was up" if limit == left else ""
+            found["error"] = f"took more than {limit:.0f} s{cut}"
         rows.put(**found, output="" if status == 0 else said[-4000:])
         print(f"{part.name:9} {case:32} {ended:8}{found['seconds']:7.1f} s  {found['error'][:100]}")
 

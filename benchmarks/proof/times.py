@@ -8,6 +8,7 @@ control for the noise.
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
 import tempfile
 import time
@@ -53,8 +54,8 @@ def measure(rows: Rows, build: Callable[..., Callable[[], None]], layers: int) -
     count = 2 if rows.simulated else max(1, int(100 / block(steps["inductor"], 10)[1]))
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for i in range(rounds):
-        shift = i % len(steps)
-        for name in [*steps][shift:] + [*steps][:shift]:
+        # In turn each would always follow the same one, and find the clock that it left.
+        for name in random.Random(i).sample([*steps], len(steps)):
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
                 if name == PROFILED:
                     stack.enter_context(memprof.profile(f"{folder}/run.memprof"))

@@ -252,11 +252,14 @@ class StepRecorder:
             self._ended_ns, self._graphs = perf_ns, counts
 
     def _peak(self, calls: tuple[tuple[int, int], ...]) -> dict[str, dict[str, int]]:
+        if not calls:
+            return {}
         key = hashlib.sha256(array("q", itertools.chain.from_iterable(calls))).digest()
         found = self._peaks.pop(key, None)
         if found is None:
             found = self._known_peak(calls)
-        self._peaks[key] = found  # The one that was used last is the last to go.
+        if found:  # A warm-up was not observed, and its program may become known.
+            self._peaks[key] = found  # The one that was used last is the last to go.
         if len(self._peaks) > _SEQUENCES:
             del self._peaks[next(iter(self._peaks))]
         return found
@@ -269,11 +272,13 @@ class StepRecorder:
         profile.calls = columns(records, [g.id for g in profile.graphs])
         attribution = Attribution(profile)
         found: dict[str, dict[str, int]] = {}
-        for device, timeline in timelines(profile).items() if calls else ():
+        for device, timeline in timelines(profile).items():
             live = attribution.breakdown(timeline.at_peak(), View.CATEGORY)
-            found[device] = {share.key: share.nbytes for share in live.parts}
+            parts = {share.key: share.nbytes for share in live.parts}
             if live.unattributed:
-                found[device]["unknown"] = live.unattributed
+                parts["unknown"] = live.unattributed
+            if parts:
+                found[device] = parts
         return found
 
     def _try(self, what: str, do: Callable[[], object]) -> bool:

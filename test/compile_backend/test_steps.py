@@ -91,7 +91,9 @@ def test_a_line_for_each_step_of_an_optimizer(device: str, tmp_path: Path) -> No
     profile = session.profile()
     summary = summarize(profile)
     assert summary.peak is not None
-    assert max(sum(s.peak[summary.device].values()) for s in found) == summary.peak.nbytes
+    # (of a step that is written before its program was observed, nothing is known)
+    peaks = [step.peak[summary.device] for step in found if step.peak]
+    assert max(sum(peak.values()) for peak in peaks) == summary.peak.nbytes
     assert found[-1].peak[summary.device]["activation"] == 32 * 16 * 4
     # AND what the trees did adds up to the ledger
     done = dict.fromkeys(LedgerKind, 0)

@@ -40,8 +40,8 @@ def switch_on(compile: Compiler) -> None:
     # one stays, Inductor's code asks for its item(), which at a first call fails for a
     # number that autograd has wrapped (torch 2.11).
     switched = compiled_autograd.turn_on(compile, cuda_graphs=True, on_unsupported=_unsupported)
-    if switched and _LISTENER not in _LOG.listeners:
-        _LOG.listeners.append(_LISTENER)
+    if switched and _LISTENER not in _LISTENERS:
+        _LISTENERS.append(_LISTENER)
 
 
 def compiler_with(backend: Backend) -> Compiler:
@@ -104,7 +104,7 @@ def _ran(capture: compiled_autograd.CapturedBackward, hit: bool) -> None:
 
 
 _LISTENER = compiled_autograd.Listener(_captured, _ran)
-_LOG = compiled_autograd.AutogradCompilerInstance.log
+_LISTENERS = compiled_autograd.AutogradCompilerInstance.listeners
 
 
 @on_reset
@@ -113,5 +113,5 @@ def switch_off() -> None:
     compiled_autograd.turn_off()
     FORWARDS.clear()
     NAMES.clear()
-    if _LISTENER in _LOG.listeners:
-        _LOG.listeners.remove(_LISTENER)
+    if _LISTENER in _LISTENERS:
+        _LISTENERS.remove(_LISTENER)

@@ -75,22 +75,6 @@ class Listener:
     ran: Callable[[CapturedBackward, bool], None]
 
 
-class CaptureLog:
-    def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-
-    def captured(self, capture: CapturedBackward) -> CapturedBackward:
-        """Tell the listeners of a capture."""
-        for listener in tuple(self.listeners):
-            listener.captured(capture)
-        return capture
-
-    def ran(self, capture: CapturedBackward) -> None:
-        hit = next(capture.runs) > 0
-        for listener in tuple(self.listeners):
-            listener.ran(capture, hit)
-
-
 def _expression(node: Any) -> str:
     target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
     if node.op == "output":

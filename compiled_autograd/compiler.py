@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
 
 from . import _torch_compat, nodes
 from .aot_backward import AotInliner
-from .capture import CapturedBackward, CaptureLog
+from .capture import CapturedBackward, Listener
 from .engine_order import engine_order
 from .errors import CaptureError
 from .nodes import LAYOUT, VALUE, NodeOrigin, ValueInfo, of_output, of_sizes, value_of
@@ -49,8 +49,8 @@ class AutogradCompilerInstance:
             be a CUDA graph; Inductor's own option ``triton.cudagraphs`` asks for it as well.
     """
 
-    log = CaptureLog()
-    """Log of every capture in the process."""
+    listeners: ClassVar[list[Listener]] = []
+    """Those that are told of every capture in the process."""
 
     @_torch_compat.entered_by_dynamo
     def __init__(self, compiler_fn: CompilerFn, *, cuda_graphs: bool = False) -> None:
@@ -127,17 +127,17 @@ class AutogradCompilerInstance:
         module = GraphModule(tracer.root, tracer.graph, f"CompiledAutograd{self.id}")
         _torch_compat.steal_inputs(module)
         _torch_compat.log_graph(module, to_cuda, removed)
-        capture = self.log.captured(
-            CapturedBackward(
-                id=self.id,
-                graph=module,
-                calls=tuple(self._calls),
-                used_sizes=used_sizes,
-                inputs_to_cuda=to_cuda,
-                disagreements=self._aot.disagreements,
-            )
+        capture = CapturedBackward(
+            id=self.id,
+            graph=module,
+            calls=tuple(self._calls),
+            used_sizes=used_sizes,
+            inputs_to_cuda=to_cuda,
+            disagreements=self._aot.disagreements,
         )
-        runtime = runtime_wrapper(capture, self.log, self._compile_context)
+        for listener in tuple(self.listeners):
+            listener.captured(capture)
+        runtime = runtime_wrapper(capture, self.listeners, self._compile_context)
         self._capturing.close()
         compiled = self.compiler_fn(module)
         # Dynamo fails on a sparse input when its number of elements has changed: it asks for

@@ -103,13 +103,12 @@ def capture(fn: Callable[[], Any], *, dynamic: bool = False) -> list[CapturedBac
     """
     found: list[CapturedBackward] = []
     listener = Listener(captured=found.append, ran=lambda capture, hit: None)
-    log = AutogradCompilerInstance.log
-    log.listeners.append(listener)
+    AutogradCompilerInstance.listeners.append(listener)
     try:
         with enable(lambda graph: graph, dynamic=dynamic):
             fn()
     finally:
-        log.listeners.remove(listener)
+        AutogradCompilerInstance.listeners.remove(listener)
     if not found:
         raise CaptureError(
             "fn ran no backward that is captured: none at all, or with create_graph=True, in "

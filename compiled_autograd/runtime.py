@@ -32,13 +32,13 @@ import torch
 from memprof.profiler.support.process_hooks import on_fork
 
 from . import _torch_compat
-from .capture import CapturedBackward, CaptureLog
+from .capture import CapturedBackward, Listener
 from .switch import OFF, SWITCH, THREAD, end_turn
 
 
 def runtime_wrapper(
     capture: CapturedBackward,
-    log: CaptureLog,
+    listeners: list[Listener],
     context: Any,
 ) -> Callable[..., Any]:
     """Return a function that runs the compiled one with compiled autograd itself switched off.
@@ -68,8 +68,10 @@ def runtime_wrapper(
     ) -> Any:
         """Run the captured graph; return the gradients for ``grad()``, none for ``backward()``."""
         THREAD.ran = True
-        if log.listeners:
-            log.ran(capture)
+        if listeners:
+            hit = next(capture.runs) > 0
+            for listener in tuple(listeners):
+                listener.ran(capture, hit)
         for i, gpu in to_cuda.items():
             inputs[i] = inputs[i].pin_memory().to(gpu, non_blocking=True)
         lifted = [carrier(i, sizes[i]) for i in used_sizes]

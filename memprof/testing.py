@@ -107,7 +107,7 @@ def graph_text(run: Callable[[], object], *, parts: Sequence[str] = PARTS[:3]) -
         graphs[record.id] = fx_text(graph)
 
     listener = Listener(captured=captured.append, ran=lambda capture, hit: None)
-    listeners = AutogradCompilerInstance.log.listeners
+    listeners = AutogradCompilerInstance.listeners
     GRAPH_LISTENERS.append(compiles)
     listeners.append(listener)
     try:

@@ -26,31 +26,30 @@ if TYPE_CHECKING:
     from memprof.profiler.model import DeviceAccount, Profile
 
 
-class _Index:
-    """Storage identities of observed programs, brought up to date when there are new ones."""
+# Re-entrant: the tracker's handler of SIGTERM may come by while this thread is inside.
+_lock = ForkSafeLock()
+_seen: dict[int, int] = {}
+"""Programs of each graph that ``_origins`` has."""
+_origins: dict[int, TensorOrigin] = {}
+"""By storage identity, of observed programs; brought up to date when there are new ones."""
 
-    def __init__(self) -> None:
-        # Re-entrant: the tracker's handler of SIGTERM may come by while this thread is inside.
-        self._lock = ForkSafeLock()
-        self._seen: dict[int, int] = {}
-        self._origins: dict[int, TensorOrigin] = {}
 
-    def find(self, identity: int) -> TensorOrigin | None:
-        """Origin of the storage ``identity``; None if no observed program has seen it."""
-        with self._lock:
-            existing = {g.record.id: g.record for g in RUNTIME.graphs()}
-            if not self._seen.keys() <= existing.keys():  # torch._dynamo.reset()
-                self._seen.clear()
-                self._origins.clear()
-            for id, record in existing.items():
-                programs = record.programs
-                for storage in (s for p in programs[self._seen.get(id, 0) :] for s in p.storages):
-                    # The graph that made it knows more than those that take it.
-                    is_found = storage.at_entry and storage.identity in self._origins
-                    if storage.identity is not None and not is_found:
-                        self._origins[storage.identity] = _origin(record, storage)
-                self._seen[id] = len(programs)
-            return self._origins.get(identity)
+def _find(identity: int) -> TensorOrigin | None:
+    """Origin of the storage ``identity``; None if no observed program has seen it."""
+    with _lock:
+        existing = {g.record.id: g.record for g in RUNTIME.graphs()}
+        if not _seen.keys() <= existing.keys():  # torch._dynamo.reset()
+            _seen.clear()
+            _origins.clear()
+        for id, record in existing.items():
+            programs = record.programs
+            for storage in (s for p in programs[_seen.get(id, 0) :] for s in p.storages):
+                # The graph that made it knows more than those that take it.
+                is_found = storage.at_entry and storage.identity in _origins
+                if storage.identity is not None and not is_found:
+                    _origins[storage.identity] = _origin(record, storage)
+            _seen[id] = len(programs)
+        return _origins.get(identity)
 
 
 def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
@@ -65,9 +64,6 @@ def _origin(record: GraphRecord, storage: Storage) -> TensorOrigin:
     return TensorOrigin(record.id, node, storage.category, name)
 
 
-_INDEX = _Index()
-
-
 def origin(tensor: torch.Tensor) -> TensorOrigin | None:
     """Origin of ``tensor`` in a compiled graph; None if it is unknown."""
     try:
@@ -75,7 +71,7 @@ def origin(tensor: torch.Tensor) -> TensorOrigin | None:
     except RuntimeError:  # an output of a CUDA graph whose memory is somebody else's by now
         return None
     identity = RUNTIME.identities.existing(storage)
-    found = _INDEX.find(identity) if identity is not None else None
+    found = _find(identity) if identity is not None else None
     return found or _as_output(tensor)
 
 

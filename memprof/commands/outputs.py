@@ -13,7 +13,6 @@ This module is imported by who asks for a schema: it brings ``fit`` and ``doctor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from memprof.profiler.file.profile_file import profile_schema
@@ -30,31 +29,23 @@ from memprof.what_if.simulate.result import SimulationResult
 from .doctor import Diagnosis
 from .fit import Rows, Trials
 
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One output: its type, and what prints or writes it."""
-
-    type: Any
-    by: str
-
-
-OUTPUTS = {
-    "report": Output(report_type(), "memprof report FILE --json"),
-    "ranks": Output(report_type(of_ranks=True), "memprof report FILE --json, of several ranks"),
-    "leaks": Output(list[Growth], "memprof report FILE --section leaks --json"),
-    "ledger": Output(list[LedgerEntry], "memprof report FILE --section ledger --json"),
-    "diff": Output(ProfileDiff, "memprof diff BEFORE AFTER --json"),
-    "top": Output(list[Present], "memprof top --json: a line each look"),
-    "step": Output(StepRecord, "memprof.profile(steps=FILE): a line each step"),
-    "simulate": Output(SimulationResult, "memprof simulate --json -- python SCRIPT"),
-    "fit": Output(Rows, "memprof fit --json -- python SCRIPT"),
-    "fit-try": Output(Trials, "memprof fit --try --json -- python SCRIPT"),
-    "gpus": Output(tuple[Gpu, ...], "memprof simulate --list-gpus --json"),
-    "config": Output(Configured, "memprof config show --json"),
-    "doctor": Output(Diagnosis, "memprof doctor --json"),
+OUTPUTS: dict[str, tuple[Any, str]] = {
+    "report": (report_type(), "memprof report FILE --json"),
+    "ranks": (report_type(of_ranks=True), "memprof report FILE --json, of several ranks"),
+    "leaks": (list[Growth], "memprof report FILE --section leaks --json"),
+    "ledger": (list[LedgerEntry], "memprof report FILE --section ledger --json"),
+    "diff": (ProfileDiff, "memprof diff BEFORE AFTER --json"),
+    "top": (list[Present], "memprof top --json: a line each look"),
+    "step": (StepRecord, "memprof.profile(steps=FILE): a line each step"),
+    "simulate": (SimulationResult, "memprof simulate --json -- python SCRIPT"),
+    "fit": (Rows, "memprof fit --json -- python SCRIPT"),
+    "fit-try": (Trials, "memprof fit --try --json -- python SCRIPT"),
+    "gpus": (tuple[Gpu, ...], "memprof simulate --list-gpus --json"),
+    "config": (Configured, "memprof config show --json"),
+    "doctor": (Diagnosis, "memprof doctor --json"),
 }
-"""Outputs by the names that ``memprof export --schema`` takes, beside ``PROFILE``."""
+"""Types of outputs, with what prints or writes them, by the name that ``memprof export --schema``
+takes, beside ``PROFILE``."""
 
 PROFILE = "profile"
 """What ``memprof export FILE -f json`` writes: files have a schema version of their own."""
@@ -64,8 +55,8 @@ def schema_of(name: str) -> dict[str, Any]:
     """JSON Schema (2020-12) of an output; raises ``KeyError`` where none has this name."""
     if name == PROFILE:
         return profile_schema()
-    output = OUTPUTS[name]
-    return json_schema(output.type, f"memprof {minor_version()}: {output.by}")
+    type_, by = OUTPUTS[name]
+    return json_schema(type_, f"memprof {minor_version()}: {by}")
 
 
 def minor_version() -> str:

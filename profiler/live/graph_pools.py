@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from memprof.profiler.model import Fate, GraphCapture, GraphPool, Held
 
 
-@dataclass(frozen=True, slots=True)
-class LeftBehind:
-    """Memory that captures left in their pool at one place of the program: bytes and blocks of all
-    captures, and their numbers, ascending."""
-
-    row: Held
-    graphs: tuple[int, ...]
-
-    @property
-    def leaks(self) -> bool:
-        """Whether this memory grows from capture to capture, and nobody in Python holds it."""
-        return self.row.fate is Fate.UNEXPLAINED and len(self.graphs) > 1
+def leaks(row: Held, graphs: Sequence[int]) -> bool:
+    """Whether what these captures left grows from one to the next, and nobody in Python holds
+    it."""
+    return row.fate is Fate.UNEXPLAINED and len(graphs) > 1
 
 
-def left_behind(pool: GraphPool) -> list[LeftBehind]:
-    """Memory that stays after the captures of a pool: leaks first, then most bytes first."""
+def left_behind(pool: GraphPool) -> list[tuple[Held, tuple[int, ...]]]:
+    """Memory that stays after the captures of a pool, a row a place of the program with the bytes
+    and blocks of all captures, and their numbers, ascending: leaks first, then most bytes first."""
     found: dict[Held, list[tuple[Held, int]]] = {}
     for graph in pool.graphs:
         for row in graph.left:
@@ -31,8 +25,8 @@ def left_behind(pool: GraphPool) -> list[LeftBehind]:
     for alike, rows in found.items():
         nbytes, count = sum(r.nbytes for r, _ in rows), sum(r.count for r, _ in rows)
         row = replace(alike, nbytes=nbytes, count=count)
-        out.append(LeftBehind(row, tuple(number for _, number in rows)))
-    return sorted(out, key=lambda x: (not x.leaks, -x.row.nbytes))
+        out.append((row, tuple(number for _, number in rows)))
+    return sorted(out, key=lambda x: (not leaks(*x), -x[0].nbytes))
 
 
 def label(graph: GraphCapture) -> str:

@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import NamedTuple
 
 from memprof.profiler.model import (
     Category,
@@ -53,16 +52,8 @@ TIMES = 3
 MIN_A_STEP = 4096
 
 
-class Gone(NamedTuple):
-    """Memory that is held no more: bytes that one step has made and another has let go of."""
-
-    made: int
-    ended: int
-    nbytes: int
-
-
 def rate_of(
-    held: Mapping[int, int], steps: int, gone: Iterable[Gone] = ()
+    held: Mapping[int, int], steps: int, gone: Iterable[tuple[int, int, int]] = ()
 ) -> tuple[int, int] | None:
     """Bytes a step by which held memory grows, and the first step, from 1, of which some is still
     held, with no gap longer than half of the steps looked at; None if it does not grow. See Note
@@ -71,30 +62,31 @@ def rate_of(
     Args:
         held: bytes that are held at the end, by the step that made them, from 1.
         steps: number of steps that have ended.
-        gone: memory that was held for long and is held no more, as far as known.
+        gone: memory that was held for long and is held no more, as far as known: the step that made
+            it, the one that let go of it, bytes.
     """
     if steps < LEAST:
         return None
     end = steps - RECENT
     begin = end - (end // 2) + 1
-    made = sorted(s for s, nbytes in held.items() if begin <= s <= end and nbytes > 0)
+    makers = sorted(s for s, nbytes in held.items() if begin <= s <= end and nbytes > 0)
     longest = (end - begin + 1) / 2
-    edges = pairwise([begin - 1, *made, end + 1])
-    if len(made) < TIMES or max(b - a for a, b in edges) - 1 > longest:
+    edges = pairwise([begin - 1, *makers, end + 1])
+    if len(makers) < TIMES or max(b - a for a, b in edges) - 1 > longest:
         return None
-    later = sum(held[s] for s in made[1:])
+    later = sum(held[s] for s in makers[1:])
     turned_over = 0
-    for g in gone:
-        if g.made < begin <= g.ended <= end:
-            turned_over += g.nbytes
-        elif begin <= g.made <= end < g.ended:  # It would be held, were the end that of the window.
-            turned_over -= g.nbytes
+    for made, ended, nbytes in gone:
+        if made < begin <= ended <= end:
+            turned_over += nbytes
+        elif begin <= made <= end < ended:  # It would be held, were the end that of the window.
+            turned_over -= nbytes
     if not turned_over:
-        later += (held[made[0]] - held[made[-1]]) // 2
-    a_step = (later - turned_over) // (made[-1] - made[0])
+        later += (held[makers[0]] - held[makers[-1]]) // 2
+    a_step = (later - turned_over) // (makers[-1] - makers[0])
     if a_step < MIN_A_STEP or 3 * turned_over > 2 * later:
         return None
-    since = made[0]
+    since = makers[0]
     for step in sorted((s for s, n in held.items() if s < since and n > 0), reverse=True):
         if since - step > longest + 1:
             break

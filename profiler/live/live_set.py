@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -52,18 +51,6 @@ class LiveItem:
     def nbytes(self) -> int:
         """Bytes of all copies together."""
         return self.storage.nbytes * self.count
-
-
-@dataclass(frozen=True, slots=True)
-class BytesOverTime:
-    """Known live bytes, one entry a call, in log order: when it begins, its inputs included; the
-    most at an instant of it; when it has returned, before its arguments and results are dropped;
-    and what is carried after it."""
-
-    entry: Sequence[int]
-    peak: Sequence[int]
-    exit: Sequence[int]
-    between: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

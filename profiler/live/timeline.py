@@ -40,7 +40,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from memprof.profiler.model import (
     EventKind,
@@ -52,7 +52,7 @@ from memprof.profiler.model import (
     Profile,
 )
 
-from .live_set import BytesOverTime, Hold, Instant, LiveItem, UnobservedCalls
+from .live_set import Hold, Instant, LiveItem, UnobservedCalls
 from .programs import (
     Forwards,
     Key,
@@ -67,6 +67,7 @@ WARM_UPS = "warm-ups of its CUDA graph, before the observed call"
 """Reason why warm-ups were not observed: the observed call stands for them."""
 
 _NONE = -1
+_BYTES = ("entry", "peak", "exit", "between")
 
 _Moving = dict[Key, tuple[LiveItem, int]]
 """Carried memory and its number of copies, by key."""
@@ -198,7 +199,7 @@ class Timeline:
 
     def live_after(self, call: int) -> tuple[LiveItem, ...]:
         """Items carried when a call is over, its arguments and results dropped; their bytes add up
-        to ``bytes_over_time().between``."""
+        to those of ``bytes_over_time`` between calls."""
         step = self._step_of(call)
         return self._on_device(self._items(step.after, self._moving(step.after)))
 
@@ -212,10 +213,11 @@ class Timeline:
     def _on_device(self, items: Iterable[LiveItem]) -> tuple[LiveItem, ...]:
         return tuple(i for i in items if self.device is None or i.storage.device == self.device)
 
-    def bytes_over_time(self) -> BytesOverTime:
-        """Known live bytes of every call."""
-        columns = ([getattr(s, f.name) for s in self._steps] for f in fields(BytesOverTime))
-        return BytesOverTime(*([c[step] for step in self._step_of_call] for c in columns))
+    def bytes_over_time(self) -> dict[str, list[int]]:
+        """Known live bytes of every call: at its ``entry``, with its inputs; its ``peak``; at its
+        ``exit``, with its outputs; and ``between`` it and the next."""
+        columns = {n: [getattr(s, n) for s in self._steps] for n in _BYTES}
+        return {n: [c[step] for step in self._step_of_call] for n, c in columns.items()}
 
     def unobserved(self) -> list[UnobservedCalls]:
         """Calls without a program, by graph, with the reason."""

@@ -67,7 +67,7 @@ def test_peak_of_a_step_is_the_allocators(forwards_at_once: int) -> None:
     # The batches live all along; the timeline knows them while a call or a saved value has them,
     # which at the peak is all of them.
     given = sum(x.nbytes for x in batches)
-    ours = max(over_time.peak[before:]) - over_time.between[before - 1] - given
+    ours = max(over_time["peak"][before:]) - over_time["between"][before - 1] - given
     slack = EAGER_SCALARS + peak // 100
     # Of several backwards, the one that was observed need not be the one whose gradient became
     # `.grad`; then the sum in `.grad` is eager memory, which the timeline does not see.
@@ -75,4 +75,4 @@ def test_peak_of_a_step_is_the_allocators(forwards_at_once: int) -> None:
     assert peak - slack - unseen <= ours <= peak + slack
     # The loop is steady: every step has the same bytes.
     calls = len(timeline) - before
-    assert list(over_time.peak[before:]) == list(over_time.peak[before - calls : before])
+    assert list(over_time["peak"][before:]) == list(over_time["peak"][before - calls : before])

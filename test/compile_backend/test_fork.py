@@ -26,7 +26,7 @@ def test_locks_of_other_threads_are_free_in_a_child() -> None:
             RUNTIME._lock,
             RUNTIME.ledger._lock,
             RUNTIME.identities._lock,
-            profiler_callbacks._INDEX._lock,
+            profiler_callbacks._lock,
             locks.capturing(),
         ):
             inside.set()
@@ -43,7 +43,7 @@ def test_locks_of_other_threads_are_free_in_a_child() -> None:
             RUNTIME.graphs()
             RUNTIME.ledger.add(LedgerKind.RESET, None, "in a child")
             storage = torch.empty(4).untyped_storage()
-            profiler_callbacks._INDEX.find(RUNTIME.identities.identity(storage))
+            profiler_callbacks._find(RUNTIME.identities.identity(storage))
             del storage
             with locks.capturing():
                 os._exit(0)

@@ -108,7 +108,7 @@ def test_the_timeline_is_the_same(pair: tuple[Trained, Trained]) -> None:
     # those of several, and makes what a group writes before the group (GPT-2: 8 % more).
     assert captured.peak().nbytes <= 1.1 * plain.peak().nbytes
     # Between calls: right after a backward, and right before one.
-    between = captured.bytes_over_time().between, plain.bytes_over_time().between
+    between = captured.bytes_over_time()["between"], plain.bytes_over_time()["between"]
     assert min(between[0]) == min(between[1])
     assert max(between[0]) == max(between[1])
     at = captured.peak()

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ from .failures import Failure, failure_of
 from .followed import Followed, grouped, name_among_all, peaks
 from .leaving import BY_ITSELF, STILL, Leaving, steps_seen
 from .messages import Messages
-from .partitions import DRAWN_ANEW, PartitionFlops
+from .partitions import DRAWN_ANEW, count_partitions
 from .pretend import HostReads, parse_pretence
 from .processes import END, collect, follow_forks, note_training, serves, write_whole
 from .ranks import fake_groups, fake_reductions, refuse_symmetric_memory
@@ -120,7 +121,7 @@ class _Run:
         self._reads = HostReads(list(map(parse_pretence, request.pretend)))
         self._messages = Messages(request.heard)
         self._settings = list(map(parse_setting, request.torch_config))
-        self._flops = PartitionFlops() if request.count_flops else None
+        self._partitions: Counter[str] | None = None
         self._changed: dict[str, str] = {}
         self._leaving = Leaving(request.steps)
         self._times: Any = None
@@ -139,8 +140,8 @@ class _Run:
         self._make_changes()  # Before the allocator's settings are looked at.
         after_import("torch", self._torch_is_there)
         put_settings(self._settings)
-        if self._flops is not None:
-            self._flops.install()
+        if self._request.count_flops:
+            self._partitions = count_partitions()
         if self._request.world_size is not None:
             rank, size = self._request.rank, self._request.world_size
             fake = functools.partial(fake_groups, rank=rank, world_size=size)
@@ -224,11 +225,11 @@ class _Run:
         outcome.unanswered = self._messages.unanswered
         outcome.serving = serving()
         outcome.changed = [f"{text}: {shown}" for text, shown in self._changed.items()]
-        if self._flops is not None:
-            outcome.flops = self._flops.total
-            outcome.notes += [DRAWN_ANEW] if self._flops.drawn_anew else []
+        if self._partitions is not None:
+            outcome.flops = self._partitions["flops"]
+            outcome.notes += [DRAWN_ANEW] if self._partitions["drawn_anew"] else []
             for text in self._request.changes:
-                if is_idle(text, self._changed, self._flops.graphs):
+                if is_idle(text, self._changed, self._partitions["graphs"]):
                     outcome.idle.append(text)
         outcome.profile = self._profile()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,29 +12,25 @@ UNCACHED = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 """The environment in which every graph is partitioned."""
 
 
-class PartitionFlops:
-    """Counts floating-point operations, and graphs, of what AOTAutograd partitions into forward and
-    backward in this process, by the formulas of ``torch.utils.flop_counter``; and those
-    (``drawn_anew``) whose backward draws random numbers of the forward once more.
+def count_partitions() -> Counter[str]:
+    """Counts, from now on, what AOTAutograd partitions into forward and backward in this process:
+    its ``graphs``, their ``flops`` by the formulas of ``torch.utils.flop_counter``, and those
+    (``drawn_anew``) whose backward draws random numbers of the forward once more. To be called
+    before torch is imported.
 
     What ``activation_memory_budget`` recomputes stands in the backward a second time, so two runs
     of one script differ by the operations that are recomputed. What comes from AOTAutograd's cache
     is not partitioned: that cache has to be off, as in ``UNCACHED``.
     """
+    counts: Counter[str] = Counter()
 
-    def __init__(self) -> None:
-        self.total = 0
-        self.graphs = 0
-        self.drawn_anew = 0
+    def count(halves: Sequence[Any]) -> None:
+        counts["graphs"] += 1
+        counts["flops"] += sum(_flops(half.graph) for half in halves)
+        counts["drawn_anew"] += _draws_anew(*halves)
 
-    def install(self) -> None:
-        """Count from now on; before torch is imported."""
-        on_partition(self._count)
-
-    def _count(self, halves: Sequence[Any]) -> None:
-        self.graphs += 1
-        self.total += sum(_flops(half.graph) for half in halves)
-        self.drawn_anew += _draws_anew(*halves)
+    on_partition(count)
+    return counts
 
 
 DRAWN_ANEW = (

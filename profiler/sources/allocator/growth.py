@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memprof.profiler.live.growth import LEAST, Gone, rate_of
+from memprof.profiler.live.growth import LEAST, rate_of
 from memprof.profiler.model import Category, Growth, GrowthSource, Held, SourceFrame
 
 from .history import AllocatorBlock, AllocatorHistory
@@ -125,7 +125,7 @@ def _rate(places: Sequence[_CallStack], steps: Steps) -> tuple[int, int] | None:
         if block.freed_after is None:
             held[steps.of(block)] += block.requested
         else:
-            gone.append(Gone(steps.of(block), steps.end(block), block.requested))
+            gone.append((steps.of(block), steps.end(block), block.requested))
     return rate_of(held, steps.count, gone)
 
 

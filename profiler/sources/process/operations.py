@@ -33,8 +33,7 @@ from . import naming, sources
 from ._torch_compat import without_torch_function
 from .places import Counted, Lanes, OperationTree, current_task
 from .settings import TrackerSettings
-from .sources import Sources
-from .tensors import TensorStorage
+from .tensors import LiveTensors, TensorStorage
 
 EVERY_NS = 10_000_000
 """Nanoseconds between two operations of a name that are looked at."""
@@ -136,12 +135,13 @@ class OperationLog:
 
     def __init__(
         self,
-        sources: Sources,
+        tensors: LiveTensors,
         settings: TrackerSettings,
         clock: Callable[[], int],
         report: Callable[[str], None],
     ) -> None:
-        self.sources = sources
+        self.tensors = tensors
+        self.process = sources.ProcessMemory()
         self.clock = clock
         self.report = report
         self.enabled = True
@@ -207,7 +207,7 @@ class OperationLog:
                 task=task,
                 tensors_before=tensors,
                 looked=reading is not None,
-                storages_before=self.sources.tensors.storages_seen,
+                storages_before=self.tensors.storages_seen,
             )
             for device, (now, mark) in (reading or {}).items():
                 operation.memory[device] = [now, now, now, 0, mark]
@@ -250,7 +250,7 @@ class OperationLog:
         """Note the tensors that an operation made and left alive, where no invocation before it
         left more: after the first few there is seldom something to describe."""
         try:
-            made = self.sources.tensors.made_since(operation.storages_before)
+            made = self.tensors.made_since(operation.storages_before)
             for storage in made:
                 if storage.operation < 0:
                     storage.operation = operation.summary
@@ -265,12 +265,12 @@ class OperationLog:
 
     def _in_use(self) -> Reading:
         found = sources.allocated_and_highest()
-        if (resident := self.sources.process.resident()) is not None:
+        if (resident := self.process.resident()) is not None:
             found["cpu"] = resident
         return found
 
     def _count_tensors(self) -> Counted:
-        tensors = self.sources.tensors
+        tensors = self.tensors
         if not tensors.lock.acquire(timeout=LOCK_WAIT_S):
             return _UNKNOWN
         try:

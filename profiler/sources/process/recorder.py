@@ -27,7 +27,7 @@ from . import naming, record_file
 from .operations import OperationLog
 from .operators import OperatorTable
 from .settings import TrackerSettings, toml_value
-from .sources import Sources, device_memory
+from .sources import device_memory
 from .tensors import LiveTensors
 
 log = logging.getLogger("memprof")
@@ -43,8 +43,8 @@ class TrackerRecorder:
         self.lock = ForkSafeLock()
         self.recording = False
         self.path: Path | None = None
-        self.sources = Sources(LiveTensors(settings.largest))
-        self.operations = OperationLog(self.sources, settings, clock, self.problem)
+        self.tensors = LiveTensors(settings.largest)
+        self.operations = OperationLog(self.tensors, settings, clock, self.problem)
         self.operators = OperatorTable()
         self._clock = clock
         self._file: record_file.RecordFile | None = None
@@ -88,8 +88,8 @@ class TrackerRecorder:
             )
 
     def _look(self) -> None:
-        self.sources.tensors.watch()
-        self.sources.tensors.scan()
+        self.tensors.watch()
+        self.tensors.scan()
         self.operations.enabled = True
 
     def pause(self) -> None:
@@ -97,7 +97,7 @@ class TrackerRecorder:
         now = self._clock()
         self._metadata.pauses.append(model.Span(now, now))
         self.operations.enabled = False
-        self.sources.tensors.unwatch()
+        self.tensors.unwatch()
 
     def resume(self) -> None:
         last = self._metadata.pauses[-1]
@@ -107,7 +107,7 @@ class TrackerRecorder:
     def let_go(self) -> None:
         """Take nothing more in; operations that run are still ended."""
         self.recording = self.operations.enabled = False
-        self.sources.tensors.unwatch()
+        self.tensors.unwatch()
 
     def finish(self, state: model.RunState, reason: str) -> None:
         self._metadata.state, self._metadata.reason = state, reason
@@ -137,7 +137,7 @@ class TrackerRecorder:
     def forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
         self.operations.forked()
-        self.sources.tensors.lock = threading.RLock()
+        self.tensors.lock = threading.RLock()
         self.let_go()
         self._close()
 
@@ -251,15 +251,15 @@ def thinned(snapshots: list[MemorySnapshot], limit: int) -> list[MemorySnapshot]
 
 
 def take_snapshot(operations: OperationLog, kind: SnapshotKind, name: str) -> MemorySnapshot:
-    """Readings of the sources of ``operations`` now, and the operations that run."""
-    at, sources = operations.clock(), operations.sources
+    """Readings of what ``operations`` look at now, and those that run."""
+    at, live = operations.clock(), operations.tensors
     running = [operations.path(o.summary) for o in operations.running()]
-    complete = sources.tensors.look()
-    sources.tensors.recheck()
-    largest = [operations.described(s) for s in sources.tensors.largest()]
-    resident = sources.process.resident()
-    devices = _devices(sources, resident)
-    nbytes, tensors = sources.tensors.sums()
+    complete = live.look()
+    live.recheck()
+    largest = [operations.described(s) for s in live.largest()]
+    resident = operations.process.resident()
+    devices = _devices(operations, resident)
+    nbytes, tensors = live.sums()
     return MemorySnapshot(
         time_ns=at,
         kind=kind,
@@ -274,14 +274,17 @@ def take_snapshot(operations: OperationLog, kind: SnapshotKind, name: str) -> Me
     )
 
 
-def _devices(sources: Sources, resident: tuple[int, int] | None) -> dict[str, TrackedDevice]:
+def _devices(
+    operations: OperationLog, resident: tuple[int, int] | None
+) -> dict[str, TrackedDevice]:
     now, highest = resident if resident is not None else (None, None)
-    nbytes, tensors = dict(sources.tensors.nbytes), dict(sources.tensors.tensors)
+    live = operations.tensors
+    nbytes, tensors = dict(live.nbytes), dict(live.tensors)
     found = {
         "cpu": TrackedDevice(
             reserved_bytes=now,
             peak_bytes=highest,
-            total_bytes=sources.process.total,
+            total_bytes=operations.process.total,
             highest_bytes=now,
         ),
         **device_memory(),

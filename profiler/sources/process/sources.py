@@ -14,7 +14,6 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from memprof.profiler.model import TrackedDevice
 from memprof.profiler.support.host import physical_memory, resident_bytes
 
 from . import _torch_compat
-from .tensors import LiveTensors
 
 if sys.platform != "win32":
     import resource
@@ -94,11 +92,3 @@ def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
             counters = _torch_compat.cuda_statistics(i)
             if counters.get("allocated_bytes", {}).get("all", {}).get("peak"):
                 yield i, counters
-
-
-@dataclass(slots=True)
-class Sources:
-    """All that a tracker asks."""
-
-    tensors: LiveTensors
-    process: ProcessMemory = field(default_factory=ProcessMemory)

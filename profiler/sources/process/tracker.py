@@ -324,7 +324,7 @@ class MemoryTracker:
         """Look through all Python objects for tensors: after ``gc.freeze()``, or where the
         collector is off. It takes 40 ms a million objects and holds the GIL meanwhile."""
         if self.enabled:
-            self._recorder.sources.tensors.scan()
+            self._recorder.tensors.scan()
 
     def record(self, call_threads: Mapping[int, int] | None = None) -> TrackerRecord:
         """Record so far.

@@ -19,13 +19,13 @@ def recompute(
     timeline: Timeline, attribution: Attribution, threshold: int, others: Collection[Made] = ()
 ) -> Iterator[Finding]:
     """Activations to compute again, but for those of ``others``' findings."""
-    modules = _Modules(timeline)
+    classes, parents, checkpointed = _modules(timeline)
     groups: dict[str, list[tuple[LiveItem, Site]]] = defaultdict(list)
     for item, site in at_peak(timeline, attribution):
         mine = item.storage.category is Category.ACTIVATION and made(item) not in others
         if mine and site.node is not None and not site.outside:
-            wrap = modules.to_wrap(site.module)
-            if wrap not in modules.checkpointed:
+            wrap = _to_wrap(site.module, parents)
+            if wrap not in checkpointed:
                 place = site.frame.location if site.frame else site.node
                 groups[without_numbers(wrap) or place].append((item, site))
     drawing = {g.id: g.random for g in timeline.profile.graphs}
@@ -34,16 +34,15 @@ def recompute(
         if nbytes < threshold:
             return
         first = members[0][1]
-        path = modules.to_wrap(first.module)
+        path = _to_wrap(first.module, parents)
         wrap = without_numbers(path)
         names = {None if s.module is None else without_numbers(s.module) for _, s in members}
         module = names.pop() if len(names) == 1 else wrap
         name = "an unknown module" if module is None else module or "the root module"
         measured = ""
-        if (timeline.device or "").startswith("cuda") and path in modules.classes:
+        if (timeline.device or "").startswith("cuda") and path in classes:
             measured = (
-                f"; memprof fit --try checkpoint={modules.classes[path]} -- python train.py "
-                "measures it"
+                f"; memprof fit --try checkpoint={classes[path]} -- python train.py measures it"
             )
         evidence = []
         for item, site in sorted(members, key=lambda m: -m[0].nbytes):
@@ -73,39 +72,34 @@ _BUDGET: dict[bool | None, str] = {
 2.15 keep their state for what a checkpoint runs again, and not for what the budget does."""
 
 
-class _Modules:
-    """The modules of all graphs.
+def _modules(timeline: Timeline) -> tuple[dict[str, str], set[str], set[str]]:
+    """Paths of the modules of all graphs: with the name of the class, where some operator is the
+    module's own; those with children; and those to wrap whose products a backward computes again:
+    a partitioner does so for checkpoints, and budgets, alone."""
+    classes: dict[str, str] = {}
+    parents: set[str] = set()
+    again: list[NodeProvenance] = []
+    for graph in timeline.profile.graphs:
+        is_backward = graph.kind is GraphKind.BACKWARD
+        for node in graph.nodes.values():
+            path = node.module_path
+            if not path:
+                continue
+            if node.module_type:  # FSDP2 puts its name before a class's own.
+                classes[path] = node.module_type.removeprefix("FSDP")
+            while path := path.rpartition(".")[0]:
+                parents.add(path)
+            if is_backward and node.recomputed and is_product(node.target):
+                again.append(node)
+    return classes, parents, {_to_wrap(node.module_path, parents) for node in again}
 
-    Attributes:
-        classes: by path the name of the class, where some operator is the module's own.
-        checkpointed: paths of those to wrap whose products a backward computes again: a partitioner
-            does so for checkpoints, and budgets, alone.
-    """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.classes: dict[str, str] = {}
-        self._parents: set[str] = set()
-        again: list[NodeProvenance] = []
-        for graph in timeline.profile.graphs:
-            is_backward = graph.kind is GraphKind.BACKWARD
-            for node in graph.nodes.values():
-                path = node.module_path
-                if not path:
-                    continue
-                if node.module_type:  # FSDP2 puts its name before a class's own.
-                    self.classes[path] = node.module_type.removeprefix("FSDP")
-                while path := path.rpartition(".")[0]:
-                    self._parents.add(path)
-                if is_backward and node.recomputed and is_product(node.target):
-                    again.append(node)
-        self.checkpointed = {self.to_wrap(node.module_path) for node in again}
-
-    def to_wrap(self, path: str | None) -> str:
-        """The module to checkpoint for what one computes, "" where it is the whole model. One
-        without children is not worth it: what it returns is saved by whoever takes it, so the one
-        around both is wrapped."""
-        path = path or ""
-        return path if path in self._parents else path.rpartition(".")[0]
+def _to_wrap(path: str | None, parents: Collection[str]) -> str:
+    """The module to checkpoint for what one computes, "" where it is the whole model. One without
+    children, not among ``parents``, is not worth it: what it returns is saved by whoever takes it,
+    so the one around both is wrapped."""
+    path = path or ""
+    return path if path in parents else path.rpartition(".")[0]
 
 
 def _bytes_of(members: Iterable[tuple[LiveItem, Site]]) -> int:

@@ -104,9 +104,8 @@ class _ProcessTrace:
             args: dict[str, Any] = {"call": k + 1, "graph": calls.graph[k]}
             args |= {"program": calls.program[k], "mode": modes[k].value}
             for device, bytes_ in over_time.items():
-                args[f"{device} entry bytes"] = bytes_.entry[k]
-                args[f"{device} peak bytes"] = bytes_.peak[k]
-                args[f"{device} exit bytes"] = bytes_.exit[k]
+                for edge in ("entry", "peak", "exit"):
+                    args[f"{device} {edge} bytes"] = bytes_[edge][k]
             name, thread = labels[calls.graph[k]] + mode, _THREADS + calls.thread[k]
             start, end = calls.start_ns[k], calls.end_ns[k]
             yield self._slice(name, "compiled call", thread, start, end, args)

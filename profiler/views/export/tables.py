@@ -81,8 +81,8 @@ def _calls(profile: Profile, walks: dict[str, Walk]) -> Rows:
             g = graphs[calls.graph[k]]
             yield (
                 k, device, g.id, g.label, g.kind.value, calls.program[k], modes[k].value,
-                calls.thread[k], calls.start_ns[k], calls.end_ns[k], b.entry[k], b.peak[k],
-                b.exit[k], b.between[k],
+                calls.thread[k], calls.start_ns[k], calls.end_ns[k], b["entry"][k],
+                b["peak"][k], b["exit"][k], b["between"][k],
             )  # fmt: skip
 
 

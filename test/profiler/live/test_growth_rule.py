@@ -11,7 +11,7 @@ from fuzz.documents import everything
 
 from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
-from memprof.profiler.live.growth import LEAST, MIN_A_STEP, Gone, growth, looked, rate_of
+from memprof.profiler.live.growth import LEAST, MIN_A_STEP, growth, looked, rate_of
 from memprof.profiler.model import (
     Category,
     DeviceAccount,
@@ -46,7 +46,7 @@ class TestRule:
     @pytest.mark.parametrize("room", [12, 15, 19])
     def test_a_full_buffer(self, room: int) -> None:
         held = dict.fromkeys(range(41 - room, 41), MIB)
-        gone = [Gone(step, step + room, MIB) for step in range(1, 41 - room)]
+        gone = [(step, step + room, MIB) for step in range(1, 41 - room)]
         assert rate_of(held, 40) is not None
         assert rate_of(held, 40, gone) is None
         # Beside it the same line leaves something behind, at every step.
@@ -57,7 +57,7 @@ class TestRule:
 
     def test_what_went_before_the_window_does_not_hide_growth(self) -> None:
         held = dict.fromkeys(range(1, 21), MIB)
-        assert rate_of(held, 20, [Gone(1, 8, 100 * MIB), Gone(12, 15, 100 * MIB)]) == (MIB, 1)
+        assert rate_of(held, 20, [(1, 8, 100 * MIB), (12, 15, 100 * MIB)]) == (MIB, 1)
 
     def test_what_is_there_from_the_beginning_does_not_make_it_larger(self) -> None:
         held = {1: 100 * MIB} | dict.fromkeys(range(2, 21), MIB)

@@ -37,7 +37,7 @@ def mib(profile: Profile) -> list[tuple[float, float, float, float]]:
     b = Timeline(profile).bytes_over_time()
     return [
         (e / MIB, p / MIB, x / MIB, w / MIB)
-        for e, p, x, w in zip(b.entry, b.peak, b.exit, b.between, strict=True)
+        for e, p, x, w in zip(b["entry"], b["peak"], b["exit"], b["between"], strict=True)
     ]
 
 
@@ -167,8 +167,8 @@ def test_a_copy_of_a_parameter_dies_with_its_backward() -> None:
     bw.programs = [ProgramBuilder().input("w", 10, Category.PARAMETER, 3, [0]).build()]
     profile = Profile(graphs=[fw, bw], calls=calls(*[(0, 0), (1, 0)] * 3))
     b = Timeline(profile).bytes_over_time()
-    assert list(b.between) == [20, 10] * 3
-    assert list(b.entry) == [10, 20] * 3
+    assert list(b["between"]) == [20, 10] * 3
+    assert list(b["entry"]) == [10, 20] * 3
 
 
 def test_constants_of_a_graph_persist() -> None:
@@ -181,7 +181,7 @@ def test_constants_of_a_graph_persist() -> None:
     profile = Profile(graphs=[graph, other], calls=calls((0, 0), (0, 0), (1, 0)))
     assert findings(profile) == []
     b = Timeline(profile).bytes_over_time()
-    assert (list(b.entry), list(b.between)) == ([12, 12, 12], [12, 12, 12])
+    assert (list(b["entry"]), list(b["between"])) == ([12, 12, 12], [12, 12, 12])
 
 
 def test_warm_ups_are_not_observed() -> None:
@@ -281,9 +281,9 @@ def test_backward_goes_to_the_forward_of_its_size() -> None:
     profile = Profile(graphs=[fw, bw], calls=calls((0, 0), (0, 1), (1, 0), (1, 1)))
     b = Timeline(profile).bytes_over_time()
     # THEN each backward takes its own
-    assert list(b.entry) == [0, 100, 1100, 1000]
-    assert list(b.exit) == [100, 1100, 1000, 0]
-    assert list(b.between) == [100, 1100, 1000, 0]
+    assert list(b["entry"]) == [0, 100, 1100, 1000]
+    assert list(b["exit"]) == [100, 1100, 1000, 0]
+    assert list(b["between"]) == [100, 1100, 1000, 0]
 
 
 def test_a_captured_backward_takes_what_several_calls_of_one_forward_saved() -> None:
@@ -363,11 +363,12 @@ def test_memory_saved_by_two_graphs_exists_once() -> None:
     order = ((0, 0), (1, 0), (2, 0), (3, 0))
     profile.calls = calls(*order, *order)
     b = Timeline(profile).bytes_over_time()
-    assert list(b.entry) == [0, 64, 64, 64] * 2
-    assert list(b.between) == [64, 64, 64, 0] * 2
+    assert list(b["entry"]) == [0, 64, 64, 64] * 2
+    assert list(b["between"]) == [64, 64, 64, 0] * 2
     # Two micro-batches: two copies, not four.
     profile.calls = calls((0, 0), (1, 0), (0, 0), (1, 0), (2, 0), (3, 0), (2, 0), (3, 0))
-    assert list(Timeline(profile).bytes_over_time().between) == [64, 64, 128, 128, 128, 64, 64, 0]
+    between = Timeline(profile).bytes_over_time()["between"]
+    assert between == [64, 64, 128, 128, 128, 64, 64, 0]
 
 
 # Against a plain implementation
@@ -631,7 +632,7 @@ def test_bytes_equal_the_plain_implementation(profile: Profile) -> None:
     timeline = Timeline(profile)
     b = timeline.bytes_over_time()
     for k in range(len(timeline)):
-        assert (b.entry[k], b.peak[k]) == plain_entry_and_peak(profile, k), k
+        assert (b["entry"][k], b["peak"][k]) == plain_entry_and_peak(profile, k), k
 
 
 @settings(max_examples=100)
@@ -650,7 +651,7 @@ def test_live_sets_agree_with_the_timeline(profile: Profile) -> None:
             sizes.append(nbytes)
             if best is None or nbytes > best.nbytes:
                 best = Instant(k, i, nbytes)
-        assert (sizes[0], max(sizes), sizes[-1]) == (b.entry[k], b.peak[k], b.exit[k])
+        assert (sizes[0], max(sizes), sizes[-1]) == (b["entry"][k], b["peak"][k], b["exit"][k])
     assert timeline.peak() == best
 
 
@@ -716,8 +717,8 @@ def test_many_waiting_forwards() -> None:
     n = 2000
     profile.calls = calls(*[(0, 0)] * n, *[(1, 0)] * n)
     b = Timeline(profile).bytes_over_time()
-    assert b.between[n - 1] == (6 + 9 * n) * MIB
-    assert b.between[2 * n - 1] == 6 * MIB
+    assert b["between"][n - 1] == (6 + 9 * n) * MIB
+    assert b["between"][2 * n - 1] == 6 * MIB
 
 
 def test_many_graphs_with_parameters_of_their_own() -> None:
@@ -746,7 +747,7 @@ def test_many_graphs_with_parameters_of_their_own() -> None:
         return Profile(graphs=graphs, calls=calls(*rows), released={0: 2 * count})
 
     # WHEN the log is looked at, THEN they are there from their first call to their release,
-    between = Timeline(many(300)).bytes_over_time().between
+    between = Timeline(many(300)).bytes_over_time()["between"]
     assert [between[k] // MIB for k in (0, 1, 299, 599, 600)] == [20, 40, 6000, 6000, 5999]
     # and nobody looked at each in every call.
     few, more = (lines_run(partial(Timeline, many(n))) for n in (20, 160))

@@ -29,7 +29,7 @@ Instants = dict[tuple[int, int], int]
 def instants(timeline: Timeline) -> Instants:
     """The timeline's live bytes at every instant, and after each call."""
     out: Instants = {}
-    between = timeline.bytes_over_time().between
+    between = timeline.bytes_over_time()["between"]
     for k in range(len(timeline)):
         for i in range(len(timeline.changes(k)) + 1):
             out[k, i] = sum(item.nbytes for item in timeline.live_at(k, i))

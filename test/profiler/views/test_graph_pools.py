@@ -9,7 +9,7 @@ from framing import decode_profile, findings
 from rendering import render_graph_pools
 
 from memprof.profiler.file.profile_file import encode_profile
-from memprof.profiler.live.graph_pools import left_behind
+from memprof.profiler.live.graph_pools import leaks, left_behind
 from memprof.profiler.model import (
     Category,
     Fate,
@@ -92,13 +92,13 @@ def test_what_is_gone_or_has_no_graph_says_so() -> None:
 
 
 def test_what_captures_leave_is_added_up_by_place() -> None:
-    leak, output = left_behind(pool())
-    assert (leak.leaks, leak.row.nbytes, leak.row.count, leak.graphs) == (True, 2 * MIB, 2, (1, 2))
-    assert (output.leaks, output.row.nbytes, output.graphs) == (False, 4 * MIB, (1,))
+    (leak, of_leak), (output, of_output) = left_behind(pool())
+    assert (leaks(leak, of_leak), leak.nbytes, leak.count, of_leak) == (True, 2 * MIB, 2, (1, 2))
+    assert (leaks(output, of_output), output.nbytes, of_output) == (False, 4 * MIB, (1,))
     # What one capture alone has left does not grow from capture to capture.
     alone = pool()
     alone.graphs = alone.graphs[:1]
-    assert not any(x.leaks for x in left_behind(alone))
+    assert not any(leaks(*x) for x in left_behind(alone))
 
 
 def test_a_file_has_them() -> None:

@@ -26,7 +26,7 @@ from memprof.profiler.views.report.summary import summarize
 
 from .elements import category_color
 from .payload_gantt import gantt_payload
-from .payload_live import Each, Items, live_payload
+from .payload_live import Items, live_payload, numbered
 
 MAX_POINTS = 2_000  # of a curve, more than it has pixels
 _SNAPSHOTS = 12  # of the tracker in the table; its curve has more
@@ -58,7 +58,7 @@ def ranks_payload(
 
 
 def report_payload(profile: Profile, device: str | None = None) -> dict[str, Any]:
-    texts: Each[str] = Each()
+    texts: dict[str, int] = numbered()
     attribution = Attribution(profile)
     found = timelines(profile)
     summary = summarize(profile, device, found, attribution)
@@ -79,7 +79,7 @@ def report_payload(profile: Profile, device: str | None = None) -> dict[str, Any
     }
 
 
-def _graph(graph: GraphRecord, texts: Each[str]) -> dict[str, Any]:
+def _graph(graph: GraphRecord, texts: dict[str, int]) -> dict[str, Any]:
     """Label, and the number in ``texts`` of each line of generated code at which a program does
     something."""
     used = {e.line for p in graph.programs for e in p.events}

@@ -14,6 +14,8 @@ Between the call and the next, ``lists[s.between]`` is live.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -47,17 +49,14 @@ HOLDS = {
 _T = TypeVar("_T")
 
 
-class Each(dict[_T, int]):
+def numbered() -> defaultdict[Any, int]:
     """Values, each once: the number of one, in order of first appearance."""
-
-    def __missing__(self, value: _T) -> int:
-        self[value] = len(self)
-        return self[value]
+    return defaultdict(itertools.count().__next__)
 
 
 def distinct(values: Iterable[_T]) -> dict[str, list[Any]]:
     """A column that has few values again and again: each once (``of``), and their numbers."""
-    each: Each[_T] = Each()
+    each: dict[_T, int] = numbered()
     at = [each[value] for value in values]
     return {"of": list(each), "at": at}
 
@@ -77,11 +76,13 @@ class Items:
 
     def __init__(self, attribution: Attribution) -> None:
         self.attribution = attribution
-        self.rows: Each[tuple[int, int, str | None, str]] = Each()
-        self.lists: Each[tuple[int, ...]] = Each()
+        self.rows: dict[tuple[int, int, str | None, str], int] = numbered()
+        self.lists: dict[tuple[int, ...], int] = numbered()
         self._numbers: dict[int, int] = {}
-        self._sites: Each[tuple[Any, ...]] = Each()
-        self._places: dict[View, Each[tuple[str, int | None, bool]]] = {v: Each() for v in View}
+        self._sites: dict[tuple[Any, ...], int] = numbered()
+        self._places: dict[View, dict[tuple[str, int | None, bool], int]] = {
+            v: numbered() for v in View
+        }
         self._notes: dict[tuple[View, int], str] = {}
 
     def item(self, graph: int, storage: Storage, owner: str | None, line: int, hold: Hold) -> int:
@@ -142,7 +143,7 @@ def live_payload(timeline: Timeline, items: Items) -> dict[str, Any]:
     """Live sets of one device as JSON values, see Note [How a live set is put together]."""
     calls = timeline.profile.calls
     unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
-    kinds: Each[Any] = Each()
+    kinds: dict[Any, int] = numbered()
     of_calls: list[int] = []
     steps: list[dict[str, int]] = []
     for k in range(len(timeline)):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from memprof.profiler import model
-from memprof.profiler.live.graph_pools import label, left_behind
+from memprof.profiler.live.graph_pools import label, leaks, left_behind
 from memprof.profiler.views.report import columns as col, failure as words
 from memprof.profiler.views.report.format import format_both, format_ns
 from memprof.profiler.views.report.parts import EAGER, FREE, ROUNDING, UNATTRIBUTED, DevicePeak
@@ -268,13 +268,12 @@ def _left(pool: model.GraphPool, show: Show) -> Section:
     found = left_behind(pool)
     columns = (col.BYTES, col.Count("captures"), col.BLOCKS, col.Text("what"), *col.ASKED_FOR)
     rows = [
-        (r.nbytes, len(x.graphs), r.count, r.what, r.frame or _NO_PYTHON, r.modules, r.nodes)
-        for x in found
-        for r in (x.row,)
+        (r.nbytes, len(graphs), r.count, r.what, r.frame or _NO_PYTHON, r.modules, r.nodes)
+        for r, graphs in found
     ]
-    leaks = sum(x.row.nbytes for x in found if x.leaks)
-    text = f"{show(leaks)} stay from capture to capture, and nobody in Python holds them"
-    notes = (Note(text, Tone.WARN),) if leaks else ()
+    leaked = sum(row.nbytes for row, graphs in found if leaks(row, graphs))
+    text = f"{show(leaked)} stay from capture to capture, and nobody in Python holds them"
+    notes = (Note(text, Tone.WARN),) if leaked else ()
     return of_rows("What captures left in the pool", columns, rows, *notes)
 
 

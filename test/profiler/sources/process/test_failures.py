@@ -285,7 +285,7 @@ def test_an_edge_that_fails_leaves_the_users_code_alone(
     tracker.start(thread=False)
     log = tracker._recorder.operations
     owner, _, name = place.partition(".")
-    parts = {n: getattr(log.sources, n) for n in ("tensors", "process")}
+    parts = {n: getattr(log, n) for n in ("tensors", "process")}
     parts["devices"] = sources_module
     parts["lanes"] = log.lanes
 

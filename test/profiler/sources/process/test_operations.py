@@ -276,7 +276,7 @@ def test_peak_inside_on_the_cpu(tracker: MemoryTracker) -> None:
     mib = 1 << 20
     # GIVEN an operation that sets a new highest mark, whatever other tests have left it at,
     # and one that stays below it
-    reading = tracker._recorder.sources.process.resident()
+    reading = tracker._recorder.operations.process.resident()
     assert reading is not None
     resident, highest = reading
     size = 400 * mib + highest - resident
@@ -311,8 +311,8 @@ class Devices:
 def test_peaks_of_a_device(tracker: MemoryTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices()
     monkeypatch.setattr(sources_module, "allocated_and_highest", devices.read)
-    sources = tracker._recorder.sources
-    log = OperationLog(sources, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
+    tensors = tracker._recorder.tensors
+    log = OperationLog(tensors, TrackerSettings(), tracker._recorder.operations.clock, pytest.fail)
     tracker._recorder.operations = log
     with tracker.track_operation("first"):
         with tracker.track_operation("inner"):
@@ -379,7 +379,7 @@ def test_a_snapshot_that_does_not_let_go_is_not_waited_for(
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with tracker._recorder.sources.tensors.lock:
+        with tracker._recorder.tensors.lock:
             held.set()
             release.wait(60)
 

@@ -16,7 +16,6 @@ from memprof.profiler.sources.process import tensors as tensors_module
 from memprof.profiler.sources.process.operations import OperationLog
 from memprof.profiler.sources.process.recorder import take_snapshot
 from memprof.profiler.sources.process.settings import TrackerSettings
-from memprof.profiler.sources.process.sources import Sources
 from memprof.profiler.sources.process.tensors import LiveTensors
 
 
@@ -263,7 +262,7 @@ def test_subclasses_that_raise_cost_nobody_else(live: LiveTensors, name: str) ->
     assert grown(live, before)[0] == expected + 400
     # AND a snapshot has the others
     live._top, said = 10_000, list[str]()
-    log = OperationLog(Sources(live), TrackerSettings(), itertools.count().__next__, said.append)
+    log = OperationLog(live, TrackerSettings(), itertools.count().__next__, said.append)
     taken = take_snapshot(log, SnapshotKind.CHECKPOINT, "")
     sizes = [t.nbytes for t in taken.largest]
     assert ((4 << 20) in sizes) == (expected > 400)

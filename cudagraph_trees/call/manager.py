@@ -138,7 +138,7 @@ class CUDAGraphTreeManager:
                     node = None
                 else:
                     fitting = None
-                    if not continues_step(node, path.settled, function, inputs):
+                    if not continues_step(node, path.at_backward, function, inputs):
                         self._end_step(function, inputs)
                         node = None
             children = self.tree.roots if node is None else node.children
@@ -201,7 +201,7 @@ class CUDAGraphTreeManager:
             return
         if node.all_outputs_are_dead():
             path.end()
-        elif path.step_may_begin() and not continues_step(node, path.settled, function, inputs):
+        elif path.step_may_begin() and not continues_step(node, path.at_backward, function, inputs):
             self._end_step(function, inputs)
         elif path.state is not _EXECUTION:
             self._warn_if_stuck(node, function)

@@ -31,8 +31,8 @@ belong to the step whose gradients are under way, which only the engine of autog
 
 A backward may be pending for inference calls, too (``step_end.continues_step``): a reentrant
 checkpoint runs its function without gradients and makes what it returns part of a graph. Only what
-ran since the last backward counts (``settled``): what a program holds of a step that is over has a
-``grad_fn`` as well.
+ran since the last backward counts (``at_backward``): what a program holds of a step that is over
+has a ``grad_fn`` as well.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TreePath:
         generation: torch's number of the generation in which something ran last.
         pending_backward: a forward ran, and since then no backward in the tree or out of it; and
             something of the path may be held.
-        settled: the node that was the last one when a backward ran, None if none has.
+        at_backward: the node that was the last one when a backward ran, None if none has.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class TreePath:
         self.step = 0
         self.generation = -1
         self.pending_backward = False
-        self.settled: Node | None = None
+        self.at_backward: Node | None = None
 
     # ---- generations
 
@@ -119,7 +119,7 @@ class TreePath:
     def backward_ran(self) -> None:
         """A backward ran, in the tree or out of it: none is pending any more."""
         self.pending_backward = False
-        self.settled = self.node
+        self.at_backward = self.node
 
     # ---- what ran
 
@@ -153,7 +153,7 @@ class TreePath:
             self.pending_backward = True
         elif mode is _BACKWARD:
             self.pending_backward = False
-            self.settled = child
+            self.at_backward = child
         return outputs
 
     def begin_run(self) -> None:
@@ -178,5 +178,5 @@ class TreePath:
 
     def leave_pool(self) -> None:
         """Go on outside of the pool, in the same step."""
-        self.node = self.settled = None
+        self.node = self.at_backward = None
         self.state = _NONE

@@ -149,24 +149,24 @@ def _unlocated(function: FunctionSpec, inputs: list[Input], located: bool) -> Se
 
 
 def continues_step(
-    node: Node, settled: Node | None, function: FunctionSpec, inputs: list[Input]
+    node: Node, at_backward: Node | None, function: FunctionSpec, inputs: list[Input]
 ) -> bool:
     """Tells whether a call belongs to the step that runs, although one may begin. None does where
     the program marks steps.
 
-    Args: ``node`` ran last, and ``settled`` when the last backward ran.
+    Args: ``node`` ran last, and ``at_backward`` when the last backward ran.
     """
     return not compat.step_counters()[0].mark_step_counter and (
-        _takes_gradients(node, function, inputs) or _awaits_backward(node, settled, function)
+        _takes_gradients(node, function, inputs) or _awaits_backward(node, at_backward, function)
     )
 
 
-def _awaits_backward(node: Node, settled: Node | None, function: FunctionSpec) -> bool:
+def _awaits_backward(node: Node, at_backward: Node | None, function: FunctionSpec) -> bool:
     """Tells whether something is held that inference calls have returned since the last backward,
     and a backward is to come for it: it is part of a graph of autograd, as what a reentrant
     checkpoint returns; or the call is a training one, as a student's after its teacher; or one that
     the same checkpoint makes."""
-    since = itertools.takewhile(lambda n: n is not settled, reversed(path_to(node)))
+    since = itertools.takewhile(lambda n: n is not at_backward, reversed(path_to(node)))
     is_held = [
         n.handed_out(i)
         for n in since

@@ -157,7 +157,7 @@ class _ObservedCall:
         self.dims = stage.sizes.dims
         self.dynamic = bool(self.sizes or self.dims)
         # By key, what calls that are observed no more run.
-        self.settled: dict[tuple[int, ...], BoxedCall] = {}
+        self.after_observation: dict[tuple[int, ...], BoxedCall] = {}
         # How many calls with a key were observed; -1 before the warm-up of the trees.
         self.seen: dict[tuple[int, ...], int] = {}
         self._fruitless: Counter[tuple[int, ...]] = Counter()
@@ -200,13 +200,13 @@ class _ObservedCall:
 
     def _by_sizes(self) -> BoxedCall:
         """Steady for known combinations of sizes, observing for new ones."""
-        sizes, dims, settled = self.sizes, self.dims, self.settled
+        sizes, dims, observed = self.sizes, self.dims, self.after_observation
 
         def call(inputs: list[Any]) -> Any:
             key = tuple([inputs[i] for i in sizes])
             if dims:
                 key += tuple([inputs[i].size(d) for i, d in dims])
-            steady = settled.get(key)
+            steady = observed.get(key)
             return self._observe(inputs, key) if steady is None else steady(inputs)
 
         return call
@@ -226,7 +226,7 @@ class _ObservedCall:
         if not self._observing.acquire(blocking=False):
             return self._unobserved(inputs)  # another thread is at it
         try:
-            steady = self.settled.get(key)
+            steady = self.after_observation.get(key)
             if steady is not None:  # another thread has just been
                 return steady(inputs)
             return self._observed(inputs, key)
@@ -286,19 +286,19 @@ class _ObservedCall:
         self.seen[key] += 1
         lasting = _is_lasting(program) and not self.record.data_dependent
         if self.seen[key] >= self._runs or lasting:
-            self._settle(key, index)
+            self._stop_observing(key, index)
             what = f"for sizes {', '.join(map(str, key))}" if key else "its first calls"
             RUNTIME.ledger.add(LedgerKind.OBSERVED, self.record.id, what)
         return index
 
-    def _settle(self, key: tuple[int, ...], program: int) -> None:
+    def _stop_observing(self, key: tuple[int, ...], program: int) -> None:
         """Stop observing calls with ``key``: each is recorded with the index ``program``."""
         if self.record.data_dependent is not None:
             program = UNOBSERVED
         if not self.dynamic:
             self._clone = None
             self._graph.instrumented = None
-        self.settled[key] = steady = self._steady(program)
+        self.after_observation[key] = steady = self._steady(program)
         if not self.dynamic:
             self._install(steady)
 
@@ -306,7 +306,7 @@ class _ObservedCall:
         RUNTIME.ledger.add(LedgerKind.NOT_OBSERVED, self.record.id, why)
         if not self.record.programs:
             self.record.unobservable = why
-        self._settle(key, UNOBSERVED)
+        self._stop_observing(key, UNOBSERVED)
 
     def _models_of(self, models: Sequence[ObservableModel]) -> list[ObservableModel]:
         """Those of ``models`` that run: a graph compiled again, past a cache, was handed to

@@ -145,7 +145,12 @@ page_option = click.option(
     metavar="[PAGE]",
     help="Write a page for the browser here, or beside FILE: one file, no network.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+
+
+def json_option(help: str = "The same as JSON.") -> Callable[[Command], Command]:
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
 exact_option = click.option("--bytes", "exact", is_flag=True, help="Bytes with all digits.")
 
 
@@ -180,6 +185,14 @@ def print_line(text: str) -> None:
 
 def print_page(path: str, nbytes: int) -> None:
     print_line(f"{path}: {nbytes / 1e6:.1f} MB, one file that any browser opens offline")
+
+
+def print_result(as_json: bool, value: Any, text: Callable[[], str]) -> None:
+    """Print what a command has found as JSON, or its text."""
+    if as_json:
+        print_json(value)
+    else:
+        print_text(text())
 
 
 def print_json(value: Any, indent: int = 2) -> None:

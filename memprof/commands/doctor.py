@@ -29,21 +29,18 @@ from memprof.profiler.views.report.section import EVERY, Note, Section, Table
 from memprof.profiler.views.report.text import render
 
 from . import _torch_compat
-from ._common import json_option, print_json, print_text
+from ._common import json_option, print_result
 
 
 @click.command()
-@json_option
+@json_option()
 def doctor(as_json: bool) -> None:
     """Say what is installed here, what works and what does not.
 
     Exits 1 if memprof cannot work here as a backend.
     """
     diagnosis = examine()
-    if as_json:
-        print_json(diagnosis)
-    else:
-        print_text(render(in_words(diagnosis), style_of(sys.stdout)))
+    print_result(as_json, diagnosis, lambda: render(in_words(diagnosis), style_of(sys.stdout)))
     if not diagnosis.works:
         raise SystemExit(1)
 

@@ -36,8 +36,8 @@ from memprof.what_if.simulate.parent import Settings, exits_on_signals
 
 from ._common import (
     exact_option,
-    print_json,
-    print_text,
+    json_option,
+    print_result,
     read_by,
 )
 from .simulate import (
@@ -179,7 +179,7 @@ def _changes(value: str) -> tuple[str, ...]:
 @executor_option("What runs the tries, all rows at once")
 @steps_option("End a try after so many optimizer steps.")
 @timeout_option("Give up on a try then.")
-@click.option("--json", "as_data", is_flag=True, help="The rows as JSON, in bytes.")
+@json_option("The rows as JSON, in bytes.")
 @exact_option
 @click.option("-q", "--quiet", is_flag=True, help="Without progress.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -200,7 +200,7 @@ def fit(
     executor: Callable[[], Any] | None,
     steps: int | None,
     timeout: float | None,
-    as_data: bool,
+    as_json: bool,
     exact: bool,
     quiet: bool,
     listing: bool,
@@ -225,7 +225,7 @@ def fit(
     of it to say.
     """
     if listing:
-        print_gpus(as_data)
+        print_gpus(as_json)
         return
     settings = Settings(
         gpu=gpus[0],
@@ -268,10 +268,10 @@ def fit(
     style = replace(style_of(sys.stdout), exact=exact)
     if changes is not None:
         before, trials, ended = _tried(gpus[0], changes, tries, quiet)
-        if as_data:
-            print_json(Trials(gpu=gpus[0], before=before, results=trials))
-        else:
-            print_text(render_trials(gpus[0], before, trials, tries, style))
+        measured = Trials(gpu=gpus[0], before=before, results=trials)
+        print_result(
+            as_json, measured, lambda: render_trials(gpus[0], before, trials, tries, style)
+        )
         raise SystemExit(ended)
 
     def on_try(row: Row, tried: Tried) -> None:
@@ -280,10 +280,9 @@ def fit(
 
     with failures_in_words("fit"):
         found = search_rows(variables, gpus, tries, on_try, tokens, throughput=best == "throughput")
-    if as_data:
-        print_json(Rows(rows=found))
-    else:
-        print_text(render(found, variables, tries.made, style, prices))
+    print_result(
+        as_json, Rows(rows=found), lambda: render(found, variables, tries.made, style, prices)
+    )
     raise SystemExit(0 if all(row.best is not None for row in found) else TOO_MUCH)
 
 

@@ -27,11 +27,13 @@ from ._common import (
     BadFile,
     chosen_rank,
     file_argument,
+    json_option,
     keep_apart,
     page_option,
     print_json,
     print_line,
     print_page,
+    print_result,
     print_text,
     rank_option,
     read,
@@ -65,7 +67,7 @@ def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Sty
 @click.command()
 @file_argument
 @click.option("--full", is_flag=True, help="All of it, not only what fits a screen.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as JSON, in bytes and ns.")
+@json_option("The whole report as JSON, in bytes and ns.")
 @table_options
 @page_option
 @click.option(
@@ -109,10 +111,9 @@ def report(
     if section == "leaks" or fail_on_leaks:
         found, seen = growth(profile), looked(profile)
     try:
-        if section == "ledger" and as_json:
-            print_json(profile.ledger)
-        elif section == "ledger":
-            print_text(render([replace(of_ledger(profile, style.show), title="")], style))
+        if section == "ledger":
+            ledger = replace(of_ledger(profile, style.show), title="")
+            print_result(as_json, profile.ledger, lambda: render([ledger], style))
         elif section == "leaks":
             _print_leaks(found, seen, as_json, style)
         else:
@@ -166,7 +167,7 @@ def _limit(value: str) -> tuple[float, bool]:
     metavar="LIMIT",
     help="Exit 1 if anything grew by more: 5% of what it was, or bytes like 64MiB.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The whole comparison as JSON, in bytes.")
+@json_option("The whole comparison as JSON, in bytes.")
 @rank_option
 @table_options
 @shows_files
@@ -193,11 +194,8 @@ def diff(
         raise BadFile(f"{before} and {after}: {e}") from e
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--device") from e
-    if as_json:
-        print_json(found)
-    else:
-        style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)
-        print_text(render(of_diff(found), style))
+    style = report_style(replace(style_of(sys.stdout), exact=exact), full=True, top=top)
+    print_result(as_json, found, lambda: render(of_diff(found), style))
     if limit is not None:
         for path, profile in ((before, old), (after, new)):
             _check_whole(path, profile)

@@ -81,7 +81,7 @@ def config() -> None:
 
 
 @config.command()
-@json_option
+@json_option()
 def show(as_json: bool) -> None:
     """Print the settings in force here, and where each comes from."""
     found = settings.configured()

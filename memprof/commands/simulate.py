@@ -31,10 +31,11 @@ from ._common import (
     BadFile,
     Command,
     exact_option,
+    json_option,
     keep_apart,
     output_option,
     print_json,
-    print_text,
+    print_result,
     read_by,
     seconds,
 )
@@ -83,9 +84,9 @@ TOO_MUCH = 1
 """Exit status: it does not fit, or takes more than --fail-above."""
 
 
-def print_gpus(as_data: bool) -> None:
+def print_gpus(as_json: bool) -> None:
     """Print the GPUs that can be simulated, a line each or as JSON."""
-    if as_data:
+    if as_json:
         print_json(known_gpus())
         return
     width = max(len(gpu.key) for gpu in known_gpus())
@@ -206,7 +207,7 @@ SCRIPT_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": Fal
 @click.option(
     "--fail-above", "limit", callback=size_option, metavar="SIZE", help="Exit 1 if it needs more."
 )
-@click.option("--json", "as_data", is_flag=True, help="The result as JSON, in bytes and ns.")
+@json_option("The result as JSON, in bytes and ns.")
 @click.option("--top", type=click.IntRange(1), default=10, show_default=True, help="Rows a table.")
 @exact_option
 @click.option("-q", "--quiet", is_flag=True, help="Without progress and the script's output.")
@@ -230,7 +231,7 @@ def simulate(
     balanced_experts: bool,
     output: str | None,
     limit: int | None,
-    as_data: bool,
+    as_json: bool,
     top: int,
     exact: bool,
     quiet: bool,
@@ -248,7 +249,7 @@ def simulate(
     simulated here, 3 if the script failed, 4 if too little was seen of it to say.
     """
     if listing:
-        print_gpus(as_data)
+        print_gpus(as_json)
         return
     with failures_in_words("simulate"):
         parsed = parse(command)
@@ -285,11 +286,8 @@ def simulate(
         found = simulate_ranks(parsed, each, dict(os.environ), pool)
     if output is not None:
         write_profile_of(found, output)
-    if as_data:
-        print_json(result_of(found, limit))
-    else:
-        style = replace(style_of(sys.stdout), top=top, exact=exact)
-        print_text(render(found, style, limit))
+    style = replace(style_of(sys.stdout), top=top, exact=exact)
+    print_result(as_json, result_of(found, limit), lambda: render(found, style, limit))
     raise SystemExit(_status(found, limit))
 
 

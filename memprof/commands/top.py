@@ -43,7 +43,7 @@ _MOST_GROWTH = 3
     show_default=True,
     help="Seconds between two looks.",
 )
-@json_option
+@json_option()
 @shows_files
 def top(target: str, once: bool, interval: float, as_json: bool) -> None:
     """Show what a running job does: its devices now and at most, what grows, steps a second.

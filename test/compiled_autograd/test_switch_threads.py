@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -67,12 +68,25 @@ def captured() -> bool:
     return bool(found)
 
 
+@contextlib.contextmanager
+def switched_on(how: str) -> Iterator[None]:
+    """Captures inside, by either way, and nothing of it afterwards."""
+    with ca.enable(as_it_is, False) if how == "enable" else contextlib.nullcontext():
+        if how == "turn_on":
+            assert ca.turn_on(as_it_is)
+        yield
+    if how == "turn_on":
+        ca.turn_off()
+    assert not captured()
+    assert not torchs.compiled_autograd_enabled
+
+
 @pytest.mark.parametrize("how", ["enable", "turn_on"])
 def test_two_threads_in_disable(how: str) -> None:
     """GIVEN two threads in disable() WHEN the one that came first leaves first THEN it is off
     until the other has left, and on again from then."""
 
-    def check() -> None:
+    with switched_on(how):
         first, second = Other(ca.disable), Other(ca.disable)
         assert captured()
         first.enter()
@@ -84,16 +98,6 @@ def test_two_threads_in_disable(how: str) -> None:
         assert captured()
         assert torchs.compiled_autograd_enabled
         assert not torchs.active_disable_ctx
-
-    if how == "enable":
-        with ca.enable(as_it_is, False):
-            check()
-    else:
-        assert ca.turn_on(as_it_is)
-        check()
-        ca.turn_off()
-    assert not captured()
-    assert not torchs.compiled_autograd_enabled
 
 
 def test_enable_in_two_threads() -> None:
@@ -172,7 +176,7 @@ def test_a_compilation_that_begins_while_a_captured_graph_runs(how: str) -> None
         thread.start()
         assert compiling.wait(60)
 
-    def check() -> None:
+    with switched_on(how):
         w = torch.ones(3, requires_grad=True)
         w.register_hook(hook)
         (w * 3).sum().backward()
@@ -180,16 +184,6 @@ def test_a_compilation_that_begins_while_a_captured_graph_runs(how: str) -> None
         compiled.set()
         thread.join()
         assert captured()
-
-    if how == "enable":
-        with ca.enable(as_it_is, False):
-            check()
-    else:
-        assert ca.turn_on(as_it_is)
-        check()
-        ca.turn_off()
-    assert not captured()
-    assert not torchs.compiled_autograd_enabled
 
 
 def test_switching_on_while_another_thread_compiles() -> None:

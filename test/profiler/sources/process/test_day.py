@@ -85,5 +85,7 @@ def test_24_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [s.name for s in found.snapshots if s.name] == ["peak"]
     assert [s.count for s in found.operation_summary] == [count, count]
     assert len(found.operation_allocations) <= 500 + 500 // 8 + 8
+    assert found.metadata.operations_seen == 2 * count
+    assert found.metadata.operations_dropped == 2 * count - len(found.operation_allocations)
     assert found.metadata.problems == []
     assert record.metadata.end_ns == DAY_NS

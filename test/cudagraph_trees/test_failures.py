@@ -1,4 +1,5 @@
-"""Every allocator, capture and instantiate call fails in turn: right answers, nothing leaked."""
+"""What fails in a warm-up, a recording or a replay: right answers, nothing leaked. Calls of the
+driver fail in turn in ``test_failures_of_each_call.py``."""
 
 from __future__ import annotations
 
@@ -21,92 +22,16 @@ from .support import (
     live_blocks,
     manager,
     next_step,
-    no_manager,
-    pool_segments,
     roots,
     same,
 )
 
 pytestmark = pytest.mark.simgpu
 
-N = 1 << 19
-CAPTURE_INVALIDATED = 901
-OUT_OF_MEMORY = 2
-
-
-def program() -> tuple[ExecutionState | None, bool]:
-    """Two functions, six steps, values checked throughout.
-
-    Returns:
-        The state at the end, and whether the ledger tells of a failure.
-    """
-    w = torch.ones(N, device="cuda")
-    f = graphed(lambda w, x: [w * x + 1, torch.relu(w * x) * 3], [w, w], static=(0,))
-    g = graphed(lambda a, b: [a - b, a * 2], [w, w])
-    for i in in_steps(range(6)):
-        a, b = f([w, torch.full((N,), float(i), device="cuda")])
-        c, d = g([a, b])
-        del a, b
-        same(c[:1], torch.full((1,), i + 1.0 - 3 * i))
-        same(d[:1], torch.full((1,), 2.0 * (i + 1)))
-        del c, d
-        assert torch.rand(1, device="cuda").shape == (1,)
-    if no_manager():
-        return None, False
-    failed = any(e.kind is LedgerKind.TREE_FAILURE for e in manager().entries())
-    return manager().path.state, failed
-
 
 def clean() -> None:
     gc.collect()
     torch.cuda.empty_cache()
-
-
-@pytest.mark.parametrize(
-    ("api", "error"),
-    [
-        ("cudaMalloc", OUT_OF_MEMORY),
-        ("cudaStreamBeginCapture", CAPTURE_INVALIDATED),
-        ("cudaStreamEndCapture", CAPTURE_INVALIDATED),
-        ("cudaGraphInstantiateWithFlags", OUT_OF_MEMORY),
-    ],
-)
-def test_each_call_fails_in_turn(api: str, error: int) -> None:
-    from memprof.simulated_cuda import control as simgpu
-
-    with frozen():
-        # GIVEN how often the program makes the call
-        reset_cudagraph_trees()
-        clean()
-        program()
-        reset_cudagraph_trees()
-        clean()
-        before = simgpu.calls(api)
-        program()
-        calls = simgpu.calls(api) - before
-        assert calls > 0
-        told = 0
-        for k in range(calls):
-            reset_cudagraph_trees()
-            clean()
-            # WHEN one of them fails
-            simgpu.fail(api, k, error)
-            state, failed = program()
-            simgpu.fail(api, 1 << 40, error)
-            # THEN the answers were right (``program`` looks), it was replaying at the end, and
-            assert state is ExecutionState.EXECUTION
-            told += failed
-            # nothing is left on the device
-            reset_cudagraph_trees()
-            clean()
-            assert simgpu.active_captures() == 0
-            assert live_blocks() == 0
-            assert pool_segments() == []
-            assert simgpu.live(simgpu.EXECS) == 0
-            assert simgpu.live(simgpu.GRAPHS) == 0
-            assert torch.cuda.memory_allocated() == 0
-    # The allocator itself may try again, having emptied its cache.
-    assert told > 0 or api == "cudaMalloc"
 
 
 def test_an_operation_that_cannot_be_captured() -> None:

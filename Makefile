@@ -85,7 +85,7 @@ demo-simulate: $(SIMGPU_STAMP) ## Llama 3.1 8B on 8 GPUs of 96 GB: what it reser
 test: $(if $(OTHER_TORCH),,lint typecheck) pytest ## lint, type-check and run the CPU tests (TORCH=2.15.0: tests only)
 
 pytest: $(ENVIRONMENT) ## the CPU tests alone
-	$(PY) $(PYTEST) -m "not simgpu and not gpu"
+	$(PY) $(PYTEST) --no-loadscope-reorder -m "not simgpu and not gpu"
 
 lint: $(STAMP) ## ruff: rules and formatting; import-linter: which package may import which
 	$(VENV)/bin/ruff check .

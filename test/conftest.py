@@ -8,7 +8,9 @@ compiling in its own process. The other way round (one worker, OpenMP and Induct
 on all cores) leaves cores idle through all of Dynamo, and both at once is slower than either:
 OpenMP threads that wait for a core spin on the others. A file's tests stay in one worker
 (``--dist loadfile`` in the Makefile): they share fixtures, and expecttest rewrites one file at a
-time.
+time. Files that take long come first (``LONG``): the last one to begin would otherwise be waited
+for by all other workers. By itself xdist begins with the files that have the most tests, and those
+have the shortest.
 
 Note [The compiler cache in tests]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -100,8 +102,32 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(_temporary_cache, ignore_errors=True)
 
 
+LONG = (
+    "acceptance/test_models.py",
+    "compile_backend/ranks/test_torchrun.py",
+    "docs/test_examples.py",
+    "compile_backend/test_warm_start.py",
+    "compiled_autograd/test_attribution.py",
+    "compile_backend/test_features.py",
+    "profiler/sources/process/test_ends.py",
+    "compile_backend/test_session.py",
+    "compile_backend/test_failures.py",
+    "compile_backend/test_straight_calls_random.py",
+    "acceptance/test_newcomer.py",
+    "compiled_autograd/test_ddp.py",
+    "compiled_autograd/test_cpp.py",
+    "compiled_autograd/test_fsdp.py",
+    "profiler/sources/trace/test_categories.py",
+    "compile_backend/test_streaming.py",
+)
+"""Files that take long on the CPU, the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from memprof.simulated_cuda import control
+
+    order = {Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
     simulated = control.simulated()
     for item in items:
@@ -115,6 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     # Before its fixtures, those of its module among them.
     kernels.write_zeros(item.get_closest_marker("zero_kernels") is not None)
+    kernels.compile_together()
     return (yield)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -324,26 +325,20 @@ print(json.dumps([[g.fx_cache, lines(g), known(g)] for g in profile.graphs]))
 """
 
 
-def test_provenance_in_a_second_process_comes_from_the_cache(tmp_path: Path) -> None:
+def test_provenance_in_a_second_process_comes_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "script.py"
     # GIVEN two processes that compile the same model with one cache, the second at other lines
-    def run(script: str) -> list[Any]:
-        path = tmp_path / "script.py"
-        path.write_text(script)
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-        out = subprocess.run(
-            [sys.executable, str(path)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        # Inputs that die inside an observed call must not make torch's allocator complain.
-        assert "CPUAllocator" not in out.stderr
-        found: list[Any] = json.loads(out.stdout.splitlines()[-1])
-        return found
-
-    first = run(SECOND_PROCESS)
-    second = run("\n\n\n" + SECOND_PROCESS)
+    path.write_text(SECOND_PROCESS)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(path))
+    path.write_text("\n\n\n" + SECOND_PROCESS)
+    out = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    # Inputs that die inside an observed call must not make torch's allocator complain.
+    assert "CPUAllocator" not in out.stderr
+    first, second = (json.loads(t.splitlines()[-1]) for t in (printed.getvalue(), out.stdout))
     # THEN the second takes every graph from the cache and knows as much of it
     assert [g[0] for g in first] == ["miss", "miss"]
     assert [g[0] for g in second] == ["hit", "hit"]

@@ -15,7 +15,7 @@ from .support import COMPILERS, check
 # Few headers, no Python module and no optimisation: a compilation of ten seconds, and not
 # the half minute that torch/extension.h takes.
 SOURCE = r"""
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 using namespace torch::autograd;
@@ -26,18 +26,18 @@ struct Square : public Function<Square<traceable>> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, double k) {
     ctx->save_for_backward({x});
     ctx->saved_data["k"] = k;
-    return x * x * k;
+    return x.mul(x).mul(k);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     auto x = ctx->get_saved_variables()[0];
-    return {grads[0] * x * 2 * ctx->saved_data["k"].toDouble(), at::Tensor()};
+    return {grads[0].mul(x).mul(2 * ctx->saved_data["k"].toDouble()), at::Tensor()};
   }
 };
 
 at::Tensor traceable(const at::Tensor& x, double k) { return Square<true>::apply(x, k); }
 at::Tensor opaque(const at::Tensor& x, double k) { return Square<false>::apply(x, k); }
 void hook(const at::Tensor& x) {
-  x.register_hook([](const at::Tensor& grad) { return grad * 3; });
+  x.register_hook([](const at::Tensor& grad) { return grad.mul(3); });
 }
 TORCH_LIBRARY(memprof_test_autograd, m) {
   m.def("traceable", traceable);

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import linecache
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,10 +28,12 @@ from unittest import mock
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import memprof
 import memprof.cudagraph_trees as trees
+from memprof.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -43,6 +47,8 @@ FENCE = re.compile(
     r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+PLAIN = re.compile(r"memprof (report|top|diff|export|config|doctor)\b[^|&;<>$*\\'\"]*$")
+"""A command that needs no shell: it runs in this process, which has torch."""
 COMMAND = re.compile(r"^(\$ )?(memprof|make|python|pip|torchrun|export) [a-z.-]")
 
 
@@ -68,6 +74,18 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+ZEROS = f"""
+import sys
+
+sys.path.append({str(ROOT / "test")!r})
+import torch._inductor.async_compile
+
+import kernels
+
+kernels.compile_together()
+kernels.write_zeros(True)
+"""
+"""Before a script: Note [Kernels that write zeros] in test/kernels.py."""
 TRAIN = """
 import torch
 from torch import nn
@@ -101,7 +119,7 @@ if __name__ == "__main__":
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a script and with the profiles that pages speak of."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.py").write_text(ZEROS + TRAIN)
     for name, steps in (("run.memprof", 160), ("before.memprof", 3), ("after.memprof", 3)):
         torch._dynamo.reset()
         with memprof.profile(folder / name):
@@ -181,14 +199,21 @@ def run_commands(page: Path, block: Block, folder: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
     }
-    done = subprocess.run(
-        ["bash", "-eu", "-o", "pipefail", "-c", "\n".join(lines)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"{page.name}:{block.line}\n{done.stdout}\n{done.stderr}"
+    at = f"{page.name}:{block.line}"
+    for is_plain, some in itertools.groupby(lines, lambda line: bool(PLAIN.match(line))):
+        if not is_plain:
+            done = subprocess.run(
+                ["bash", "-eu", "-o", "pipefail", "-c", "\n".join(some)],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, f"{at}\n{done.stdout}\n{done.stderr}"
+            continue
+        for line in some:
+            found = CliRunner().invoke(main, shlex.split(line, comments=True)[1:])
+            assert found.exit_code == 0, f"{at}: {line}\n{found.output}\n{found.exception}"
 
 
 def run_python(page: Path, block: Block, shown: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,23 @@ from click.testing import CliRunner
 
 from memprof.cli import main
 from memprof.profiler.file.profile_file import read_profile, read_profiles
+from memprof.profiler.model import Profile
 from memprof.profiler.views.compare.ranks import compare_ranks
 
 ROOT = Path(__file__).parents[3]
 STEPS = 5
+RANKS = 2
 
 
-def torchrun(processes: int, kind: str, out: str, **environment: str) -> str:
+def torchrun(kind: str, out: str, cache: str) -> str:
     """Run the job; what rank 0 printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
     # A free port of its own: two jobs may run at once.
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += [str(Path(__file__).parent / "worker.py"), kind, out, str(STEPS)]
     done = subprocess.run(
         command,
-        env={**os.environ, **environment},
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache},
         capture_output=True,
         text=True,
     )
@@ -35,35 +38,47 @@ def torchrun(processes: int, kind: str, out: str, **environment: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-# Whole copies on four ranks say nothing new, and shards of four are as uneven as those of two.
-@pytest.mark.parametrize(("kind", "processes"), [("ddp", 2), ("fsdp2", 4)])
-def test_one_file_a_rank(kind: str, processes: int, tmp_path: Path) -> None:
-    # WHEN a job is profiled
-    ran = torchrun(processes, kind, str(tmp_path / "{rank}.memprof"))
-    # THEN it ran the collectives that it runs with inductor, and no other
-    word, inductors, ours = ran.split()
+@dataclass(frozen=True)
+class Job:
+    """A job that has ended: what rank 0 printed, and its profiles, by rank."""
+
+    printed: str
+    cache: str
+    paths: list[Path]
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job whose ranks fill one empty cache at the same time."""
+    folder = tmp_path_factory.mktemp(request.param)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    printed = torchrun(request.param, str(folder / "{rank}.memprof"), cache)
+    return Job(printed, cache, sorted(folder.iterdir()))
+
+
+# More ranks say nothing new: shards of two are uneven, as those of four.
+def test_one_file_a_rank(job: Job, tmp_path: Path) -> None:
+    # GIVEN a profiled job THEN it ran the collectives that it runs with inductor, and no other
+    word, inductors, ours = job.printed.split()
     assert word == "collectives"
     assert ours == inductors
     assert int(ours) >= STEPS
     # AND each rank has its file
-    paths = sorted(tmp_path.iterdir())
-    assert [p.name for p in paths] == [f"{r}.memprof" for r in range(processes)]
-    profiles = [read_profile(p) for p in paths]
+    assert [p.name for p in job.paths] == [f"{r}.memprof" for r in range(RANKS)]
+    profiles = [read_profile(p) for p in job.paths]
     for r, profile in enumerate(profiles):
         assert profile.complete
         assert profile.process is not None
         assert (profile.process.rank, profile.process.local_rank) == (r, r)
-        assert profile.process.world_size == processes
-    assert len({p.process.pid for p in profiles if p.process}) == processes
+        assert profile.process.world_size == RANKS
+    assert len({p.process.pid for p in profiles if p.process}) == RANKS
     # AND they merge and compare
     out = str(tmp_path / "all.memprof")
-    assert (
-        CliRunner().invoke(main, ["export", *map(str, paths), "-f", "memprof", "-o", out]).exit_code
-        == 0
-    )
+    done = CliRunner().invoke(main, ["export", *map(str, job.paths), "-f", "memprof", "-o", out])
+    assert done.exit_code == 0
     found = compare_ranks(read_profiles(out))
     assert found.warnings == []
-    assert [row.rank for row in found.rows] == list(range(processes))
+    assert [row.rank for row in found.rows] == list(range(RANKS))
     # AND rank 1, whose batch is larger by half, is named as the one with the most
     peak = next(i for i in found.imbalance if i.name == "peak")
     activations = next(i for i in found.imbalance if i.name == "activation")
@@ -71,28 +86,27 @@ def test_one_file_a_rank(kind: str, processes: int, tmp_path: Path) -> None:
     assert activations.highest == 1.5 * activations.lowest
     report = CliRunner().invoke(main, ["report", out])
     assert report.exit_code == 0
-    assert f"{processes} of {processes} ranks" in report.output
+    assert f"{RANKS} of {RANKS} ranks" in report.output
 
 
-def test_four_ranks_start_warm_together(tmp_path: Path) -> None:
-    def shown() -> dict[tuple[object, ...], tuple[object, ...]]:
+@pytest.mark.parametrize("job", ["fsdp2"], indirect=True)
+def test_ranks_start_warm_together(job: Job, tmp_path: Path) -> None:
+    def shown(profiles: list[Profile]) -> dict[tuple[object, ...], tuple[object, ...]]:
         return {
             (rank, g.compile_id, g.kind): (g.description, g.buffers, g.statements)
-            for rank in range(4)
-            for g in read_profile(tmp_path / f"{rank}.memprof").graphs
+            for rank, profile in enumerate(profiles)
+            for g in profile.graphs
         }
 
-    # GIVEN four ranks that filled one empty cache at the same time
-    cache, out = str(tmp_path / "cache"), str(tmp_path / "{rank}.memprof")
-    torchrun(4, "fsdp2", out, TORCHINDUCTOR_CACHE_DIR=cache)
-    cold = shown()
-    assert len(cold) == 4 * 4
+    # GIVEN ranks that filled one empty cache at the same time
+    cold = shown([read_profile(p) for p in job.paths])
+    assert len(cold) == RANKS * 4
     # WHEN the job starts again
-    torchrun(4, "fsdp2", out, TORCHINDUCTOR_CACHE_DIR=cache)
+    torchrun("fsdp2", str(tmp_path / "{rank}.memprof"), job.cache)
     # THEN each graph of each rank is a hit, under the same names
-    assert shown() == cold
-    for rank in range(4):
-        profile = read_profile(tmp_path / f"{rank}.memprof")
+    warm = [read_profile(tmp_path / f"{rank}.memprof") for rank in range(RANKS)]
+    assert shown(warm) == cold
+    for profile in warm:
         assert {g.fx_cache for g in profile.graphs} == {"hit"}
         hits = [e for e in profile.ledger if e.reason == "found in AOTAutograd's cache"]
         assert sum(e.count for e in hits) == len(profile.graphs)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from memprof.compile_backend.session import launch
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import RunState, SnapshotKind
 
@@ -307,13 +310,22 @@ def test_memprof_run_of_a_module_and_what_cannot_be_run(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in err
     assert "launch.py" not in err
     assert record(tmp_path).metadata.reason == "ZeroDivisionError: division by zero"
-    for arguments, says in ((["-m", "nowhere"], "no module"), (["nowhere.py"], "No such file")):
-        process = start("", tmp_path, "-m", "memprof", "run", *arguments)
-        _, err = process.communicate()
-        assert process.returncode == 2
-        assert says in err
-    for arguments in ([], ["-m"], ["--graphs", str(tmp_path)]):
-        process = start("", tmp_path, "-m", "memprof.compile_backend.session.launch", *arguments)
-        assert "memprof run: nothing to run" in process.communicate()[1]
-        assert process.returncode == 2
+    process = start("", tmp_path, "-m", "memprof", "run", "nowhere.py")
+    _, err = process.communicate()
+    assert process.returncode == 2
+    assert "No such file" in err
     assert processes.files(tmp_path)
+
+
+def test_what_names_nothing_to_run_is_refused_before_a_tracker_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    nothing, nowhere = "nothing to run", "there is no module nowhere that can be run"
+    for arguments, says in (([], nothing), (["-m"], nothing), (["-m", "nowhere"], nowhere)):
+        for run_it in (launch.with_tracker, partial(launch.watching_graphs, str(tmp_path))):
+            with pytest.raises(SystemExit) as e:
+                run_it(arguments)
+            assert e.value.code == 2
+            assert f"memprof run: {says}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -45,15 +45,23 @@ def take(key: str, times: int = 1) -> None:
     if not times or not control.simulated():
         return
     what = estimates()[key]
-    _taken[key] += what.nbytes * times
+    nbytes = _taken[key] + what.nbytes * times
     # As a driver does, in whole pages: the next ones may have room in the last.
-    lacking = _taken[key] - _allocated[key]
+    lacking = nbytes - _allocated[key]
     pages = -(-lacking // _PAGE) * _PAGE
     if pages > 0 and not control.take(pages):
         import torch
 
         raise torch.OutOfMemoryError(f"CUDA out of memory: no room for {what.what}")
+    _taken[key] = nbytes
     _allocated[key] += max(pages, 0)
+
+
+def take_once(key: str) -> None:
+    """Take what is estimated, unless this process has: it loads its kernels once, for all of its
+    engines."""
+    if key not in _taken:
+        take(key)
 
 
 def taken() -> list[Outside]:

@@ -7,9 +7,10 @@ there costs its figure, and nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,34 +18,41 @@ from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
 from .engine_memory import SIZES, Serving, name_of, read
-from .outside import take
+from .outside import take_once
 from .wrapping import after_call, before_call
 
 _METHODS = ("determine_available_memory", "initialize_from_config")
-_workers: list[Any] = []
-_graphs: dict[int, int] = {}
-"""Bytes of CUDA graphs, by worker."""
-_caches: dict[int, Any] = {}
-"""Configurations of KV caches, by worker, whose runner deletes its own when an engine ends."""
-_ready: dict[int, bool] = {}
-"""Whether a worker has all that it takes before requests come, from its profile run on. Buffers of
-its sampler come last, after the graphs."""
+
+
+@dataclass
+class _Workers:
+    """Workers of this process so far, none of which is kept: what an engine had that is gone is
+    free. The figures are the last one's, and buffers of its sampler, which come after its graphs,
+    make it ready."""
+
+    figures: Serving | None = None
+    starts: bool = False
+    ready: int = 0
+
+
+_WORKERS = _Workers()
 
 
 def starts() -> bool:
-    """Tells whether a worker of this process is not ready yet."""
-    return not all(_ready.values())
+    """Tells whether the last worker of this process is not ready yet, from its profile run on."""
+    return _WORKERS.starts
 
 
 def ready() -> int:
-    """Number of this process's workers that are ready."""
-    return sum(_ready.values())
+    """Number of this process's workers that have become ready."""
+    return _WORKERS.ready
 
 
 def follow_workers() -> None:
     """Keep each worker that this process makes, for ``serving``."""
     after_import("vllm.v1.worker.gpu_worker", _worker_is_there)
     after_import("vllm.forward_context", _forwards_are_there)
+    after_import("vllm.v1.worker.gpu_model_runner", _captures_are_there)
     after_import("vllm.v1.worker.gpu.model_runner", _runner_is_there)
 
 
@@ -81,13 +89,26 @@ def _worker_is_there(module: ModuleType) -> None:
         after_call(worker, "compile_or_warm_up_model", _is_warm)
 
 
+def _captures_are_there(module: ModuleType) -> None:
+    runner: Any = getattr(module, "GPUModelRunner", None)
+    if hasattr(runner, "capture_model"):
+        after_call(runner, "capture_model", _keep_graphs)
+
+
+def _keep_graphs(nbytes: object, *_: Any) -> None:
+    if _WORKERS.figures is not None and isinstance(nbytes, int):
+        _WORKERS.figures.graphs = nbytes
+
+
 def _profiles(worker: Any, *_: Any, **__: Any) -> None:
-    take("kernels")
-    _ready[id(worker)] = not hasattr(worker, "compile_or_warm_up_model")
+    take_once("kernels")
+    _WORKERS.starts = hasattr(worker, "compile_or_warm_up_model")
+    _WORKERS.ready += not _WORKERS.starts
 
 
-def _is_warm(_: object, worker: Any) -> None:
-    _ready[id(worker)] = True
+def _is_warm(*_: object) -> None:
+    _WORKERS.starts = False
+    _WORKERS.ready += 1
 
 
 def _runner_is_there(module: ModuleType) -> None:
@@ -96,6 +117,7 @@ def _runner_is_there(module: ModuleType) -> None:
     A kernel counts them, and without values it counts none, so that ``generate()`` would wait for
     ever. The first model runner of vLLM counts on the host.
     """
+    _captures_are_there(module)
     runner: Any = getattr(module, "GPUModelRunner", None)
     sample: Callable[..., Any] | None = getattr(runner, "sample", None)
     if sample is None or not control.simulated():
@@ -120,40 +142,34 @@ def _tokens_of(batch: Any) -> Any:
 
 
 def _initializes(worker: Any, kv_cache_config: Any, *_: Any, **__: Any) -> None:
-    def keep_graphs(nbytes: object, *_: Any) -> None:
-        if isinstance(nbytes, int):
-            _graphs[id(worker)] = nbytes
-
-    _workers.append(worker)
-    _caches[id(worker)] = kv_cache_config
     SIZES.forget()
-    with contextlib.suppress(AttributeError):
-        after_call(worker.model_runner, "capture_model", keep_graphs)
+    found = _WORKERS.figures = Serving(engine=name_of("vLLM", "vllm"))
+    found.weights = read(lambda: int(worker.model_runner.model_memory_usage))
+    found.activations = read(lambda: int(worker.peak_activation_memory))
+    found.outside = read(lambda: int(worker.non_torch_memory))
+    found.graphs_estimated = read(lambda: int(worker.cudagraph_memory_estimate))
+    if hasattr(worker, "total_consumed") and found.activations and _counts_graphs():
+        found.activations -= found.graphs_estimated or 0  # 0.33 adds it.
+    found.kv_cache = read(lambda: _cache_bytes(kv_cache_config.kv_cache_tensors))
+    found.blocks = read(lambda: int(kv_cache_config.num_blocks))
+    found.longest = read(lambda: int(worker.model_config.max_model_len))
+    capacity = read(lambda: _capacity(worker.vllm_config, kv_cache_config))
+    if capacity is not None:
+        found.tokens, found.requests = capacity
 
 
 def serving() -> Serving | None:
     """Memory of the last vLLM worker of this process; None where there is none."""
-    if not _workers:
-        return None
-    worker = _workers[-1]
-    found = Serving(engine=name_of("vLLM", "vllm"))
-    runner = read(lambda: worker.model_runner)
-    found.weights = read(lambda: int(runner.model_memory_usage))
-    found.activations = read(lambda: int(worker.peak_activation_memory))
-    found.outside = read(lambda: int(worker.non_torch_memory))
-    found.graphs_estimated = read(lambda: int(worker.cudagraph_memory_estimate))
-    if hasattr(worker, "total_consumed") and found.activations and found.graphs_estimated:
-        found.activations -= found.graphs_estimated  # 0.33 adds it.
-    found.graphs = _graphs.get(id(worker))
-    found.graph_sizes = SIZES.rows()
-    config: Any = _caches.get(id(worker))
-    found.kv_cache = read(lambda: _cache_bytes(config.kv_cache_tensors))
-    found.blocks = read(lambda: int(config.num_blocks))
-    found.longest = read(lambda: int(worker.model_config.max_model_len))
-    capacity = read(lambda: _capacity(worker.vllm_config, config))
-    if capacity is not None:
-        found.tokens, found.requests = capacity
+    found = _WORKERS.figures
+    if found is not None:
+        found.graph_sizes = SIZES.rows()
     return found
+
+
+def _counts_graphs() -> bool:
+    """Tells whether vLLM takes its estimate of graphs off the cache."""
+    envs: Any = sys.modules.get("vllm.envs")
+    return bool(read(lambda: envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, True))
 
 
 def _cache_bytes(tensors: list[Any]) -> int:

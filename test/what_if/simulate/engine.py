@@ -15,17 +15,11 @@ def set_forward_context(metadata, config, num_tokens=None):
     yield
 """
 
-WORKER = """
-import gc
-from types import SimpleNamespace
-
+MODEL_RUNNER = """
 import torch
 
 from vllm.forward_context import set_forward_context
 
-MIB = 1 << 20
-PROFILE = 64 * MIB
-LOGITS = 16 * MIB
 SIZES = (32, 8)
 
 
@@ -50,7 +44,7 @@ class Model(torch.nn.Module):
         return x
 
 
-class Runner:
+class GPUModelRunner:
     def __init__(self):
         self.model = Model().cuda()
         self.model_memory_usage = torch.cuda.memory_allocated()
@@ -66,13 +60,26 @@ class Runner:
                 with torch.cuda.graph(self.graphs[size], pool=pool):
                     self.model(x)
         return torch.cuda.memory_reserved() - before
+"""
+
+WORKER = """
+import gc
+from types import SimpleNamespace
+
+import torch
+
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+MIB = 1 << 20
+PROFILE = 64 * MIB
+LOGITS = 16 * MIB
 
 
 class Worker:
     def __init__(self, utilization, longest):
         self.utilization = utilization
         self.vllm_config = self.model_config = SimpleNamespace(max_model_len=longest)
-        self.model_runner = Runner()
+        self.model_runner = GPUModelRunner()
 
     def determine_available_memory(self):
         torch.empty(PROFILE, dtype=torch.uint8, device="cuda")
@@ -246,6 +253,21 @@ worker.serve(between=ask)
 """
 """Of an engine in the script's own process, which asks for many small blocks as it starts."""
 
+ONE_AFTER_THE_OTHER = """
+import sys
+
+import torch
+from vllm.v1.worker.gpu_worker import Worker
+
+for _ in range(2):
+    worker = Worker(float(sys.argv[-2]), int(sys.argv[-1]))
+    worker.serve()
+    del worker
+    torch._C._cuda_clearCublasWorkspaces()
+    print(torch.cuda.memory_allocated(), "bytes left")
+"""
+"""Of two engines of which the first is gone, with all that it had, when the second one starts."""
+
 
 RUNNER = """
 import tvm_ffi.cpp
@@ -413,6 +435,7 @@ def write_engine(folder: Path) -> None:
         "v1/core/__init__.py": "",
         "v1/core/kv_cache_utils.py": CAPACITY,
         "v1/worker/__init__.py": "",
+        "v1/worker/gpu_model_runner.py": MODEL_RUNNER,
         "v1/worker/gpu_worker.py": WORKER,
     }
     _write(folder / "vllm", files)

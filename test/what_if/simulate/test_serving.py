@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,6 +30,7 @@ from .engine import (
     ENDING_EARLY,
     ENDING_WITH_RANKS,
     IN_PROCESS,
+    ONE_AFTER_THE_OTHER,
     SCRIPT,
     SGLANG,
     write_engine,
@@ -109,6 +112,24 @@ def test_an_engine_in_the_script_s_process_is_not_left_while_it_starts(tmp_path:
     (rank,) = serve(tmp_path, IN_PROCESS)["ranks"]
     assert rank["ended"] == "the script ended"
     assert len(rank["serving"][0]["graph_sizes"]) == 2
+
+
+@pytest.mark.simgpu
+def test_an_engine_that_is_gone_leaves_nothing_but_kernels_for_the_next(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    status, result, errors = simulate(
+        tmp_path, ONE_AFTER_THE_OTHER, *DEVICE, arguments=("0.5", "2048")
+    )
+    assert status == 0, errors
+    assert re.findall(r"^(\d+) bytes left", errors, re.MULTILINE) == ["0", "0"]
+    (rank,) = result["ranks"]
+    # THEN both could have the same cache, and figures are there of what is gone
+    (engine,) = rank["serving"]
+    assert 0 <= 4 * GIB - WEIGHTS - 64 * MIB - engine["kv_cache"] < 32 * MIB
+    assert engine["graphs"] > 0
+    # AND a process loads its kernels once
+    beside = {part["what"]: part["nbytes"] for part in rank["accounts"][0]["outside"]}
+    assert beside["an engine's kernels, cuBLAS"] == 108 * MIB
 
 
 OUT_OF_MEMORY = """
@@ -260,8 +281,11 @@ def test_an_engine_whose_cache_does_not_fit_is_known_by_what_it_says() -> None:
     assert refusal((failure("Engine core failed. No available memory"),)) == ""
 
 
-def test_a_worker_whose_layers_share_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a worker with the names of vLLM 0.33
+@pytest.mark.parametrize(("counts", "activations"), [(True, 2 * MIB), (False, 5 * MIB)])
+def test_a_worker_whose_layers_share_an_allocation(
+    monkeypatch: pytest.MonkeyPatch, counts: bool, activations: int
+) -> None:
+    # GIVEN a worker with the names of vLLM 0.33, which may take its estimate of graphs off or not
     of_layers = [SimpleNamespace(size=10 * MIB, layer_stride=MIB) for _ in range(4)]
     config = SimpleNamespace(kv_cache_tensors=of_layers, num_blocks=10)
     worker = SimpleNamespace(
@@ -270,11 +294,14 @@ def test_a_worker_whose_layers_share_an_allocation(monkeypatch: pytest.MonkeyPat
         peak_activation_memory=5 * MIB,
         cudagraph_memory_estimate=3 * MIB,
     )
-    monkeypatch.setattr(vllm, "_workers", [worker])
-    monkeypatch.setitem(vllm._caches, id(worker), config)
+    environment: Any = ModuleType("vllm.envs")
+    environment.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = counts
+    monkeypatch.setitem(sys.modules, "vllm.envs", environment)
+    monkeypatch.setattr(vllm, "_WORKERS", vllm._Workers())
+    vllm._initializes(worker, config)
     found = vllm.serving()
     assert found is not None
-    assert (found.kv_cache, found.blocks, found.activations) == (10 * MIB, 10, 2 * MIB)
+    assert (found.kv_cache, found.blocks, found.activations) == (10 * MIB, 10, activations)
     assert (found.weights, found.graphs_estimated, found.outside) == (MIB, 3 * MIB, None)
 
 

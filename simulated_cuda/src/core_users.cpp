@@ -5,8 +5,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include "core.h"
@@ -41,30 +41,50 @@ struct ProcessLock {
   }
 };
 
-// A process that has ended and that nobody waits for can still be signalled; its memory is gone.
-bool ended(int process) {
-  char path[32], state = 0;
+// When a process began, in ticks of the kernel's clock; 0 for one that has ended, be it that nobody
+// has waited for it: it can still be signalled, and its memory is gone. Its name may have brackets.
+uint64_t began(int process) {
+  char path[32], text[1024];
   snprintf(path, sizeof path, "/proc/%d/stat", process);
-  FILE* file = fopen(path, "r");
-  if (!file) return true;
-  if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 0;
-  fclose(file);
-  return state == 'Z' || state == 'X';
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return 0;
+  ssize_t n = read(file, text, sizeof text - 1);  // fails if it ends meanwhile
+  close(file);
+  text[std::max<ssize_t>(n, 0)] = 0;
+  const char* after = strrchr(text, ')');
+  char state = 0;
+  unsigned long long ticks = 0;
+  constexpr char FIELDS[] =
+      ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu";
+  if (!after || sscanf(after, FIELDS, &state, &ticks) != 2) return 0;
+  return state == 'Z' || state == 'X' ? 0 : ticks;
 }
 
-bool alive(const UseOfProcess& use) { return use.process && process_lives(use.process); }
+// Of this process, and of what is forked from it.
+uint64_t own_beginning() {
+  static int process = 0;
+  static uint64_t ticks = 0;
+  if (process != getpid()) {
+    process = getpid();
+    ticks = began(process);
+  }
+  return ticks;
+}
+
+bool own(const UseOfProcess& use) {
+  return use.process == getpid() && use.began == own_beginning();
+}
 
 // This process's own entry, or one of a process that has died; a forked process gets its own. With
 // no entry left it is not seen by others.
 UseOfProcess* own_entry() {
   UseOfProcess* unused = nullptr;
   for (UseOfProcess& use : table()->processes) {
-    if (use.process == getpid()) return &use;
-    if (!unused && !alive(use)) unused = &use;
+    if (own(use)) return &use;
+    if (!unused && !process_lives(use)) unused = &use;
   }
   if (unused) {
-    *unused = {};
-    unused->process = getpid();
+    *unused = {getpid(), own_beginning(), {}};
   }
   return unused;
 }
@@ -72,13 +92,27 @@ UseOfProcess* own_entry() {
 size_t of_others(int physical) {
   size_t bytes = 0;
   for (const UseOfProcess& use : table()->processes)
-    if (use.process != getpid() && alive(use)) bytes += use.bytes[physical];
+    if (!own(use) && process_lives(use)) bytes += use.bytes[physical];
   return bytes;
+}
+
+// A program that takes the place of another one (exec) has nothing of a device that this one had.
+__attribute__((constructor)) void forget_before_exec() {
+  const char* path = getenv("SIMGPU_SHARED");
+  int file = path && *path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+  UseTable uses;
+  if (file >= 0 && pread(file, &uses, sizeof uses, 0) == (ssize_t)sizeof uses)
+    for (const UseOfProcess& use : uses.processes)
+      if (own(use)) {
+        const UseOfProcess nothing{};
+        if (pwrite(file, &nothing, sizeof use, (char*)&use - (char*)&uses) < 0) break;
+      }
+  if (file >= 0) close(file);
 }
 }  // namespace
 
-bool process_lives(int process) {
-  return process == getpid() || (!kill(process, 0) && !ended(process));
+bool process_lives(const UseOfProcess& use) {
+  return use.process && use.began == began(use.process);
 }
 
 size_t used_by_others(int physical) {

@@ -86,13 +86,14 @@ constexpr int MAX_DEVICES = 32;  // environment.py has the same
 constexpr char PUBLISHED[] = "simgpu-used";
 struct UseOfProcess {
   int32_t process;
+  uint64_t began;  // when it was started: a number may be another process's later
   uint64_t bytes[MAX_DEVICES];
 };
 struct UseTable {
   uint64_t most[MAX_DEVICES];
   UseOfProcess processes[128];
 };
-bool process_lives(int process);  // in core_users.cpp; not one that has ended as a zombie
+bool process_lives(const UseOfProcess& use);  // in core_users.cpp; not a zombie
 bool primary_active(int device);
 // Devices that exist. A device of CUDA is one of those that CUDA_VISIBLE_DEVICES shows.
 int physical_devices();

@@ -33,7 +33,7 @@ void add_users(int table, int physical, int only, std::vector<User>& all) {
   UseTable uses;
   if (pread(table, &uses, sizeof uses, 0) != (ssize_t)sizeof uses) return;
   for (UseOfProcess& use : uses.processes) {
-    if (!use.process || !use.bytes[physical] || !process_lives(use.process)) continue;
+    if (!use.bytes[physical] || !process_lives(use)) continue;
     if (!only || use.process == only) all.push_back({use.process, use.bytes[physical]});
   }
 }

@@ -60,9 +60,11 @@ Gpu gpu(unsigned index) {
   nvmlDeviceGetMemoryInfo(h, memory);
   nvmlDeviceGetTemperature(h, 0, &celsius);
   nvmlDeviceGetUtilizationRates(h, rates);
-  nvmlDeviceGetComputeRunningProcesses(h, &count, nullptr);
-  std::vector<Application> applications(count);
-  nvmlDeviceGetComputeRunningProcesses(h, &count, applications.data());
+  std::vector<Application> applications;
+  constexpr int INSUFFICIENT_SIZE = 7;
+  while (nvmlDeviceGetComputeRunningProcesses(h, &count, applications.data()) == INSUFFICIENT_SIZE)
+    applications.resize(count);
+  applications.resize(count);  // Fewer, if one has ended meanwhile.
   return {index,
           name,
           uuid,

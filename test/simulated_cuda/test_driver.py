@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,6 +136,41 @@ def test_symmetric_memory_of_two_processes_is_one_and_each_pays_for_its_own(
     for process in ranks:
         error = process.communicate()[1]
         assert process.returncode == 0, error
+
+
+HOLDS = """
+import ctypes, os, sys, time
+import torch
+
+held = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+ctypes.CDLL(None).prctl(15, b"a) Z (b")  # PR_SET_NAME
+if sys.argv[1] == "exec":
+    os.execvp("sh", ["sh", "-c", "echo holds; exec sleep 100"])
+print("holds", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("how", ["brackets in its name", "exec", "its number is another's"])
+def test_a_process_has_of_a_shared_device_what_it_took_and_no_longer_than_it_runs(
+    tmp_path: Path, how: str
+) -> None:
+    table = tmp_path / "used"
+    settings = {"SIMGPU_SHARED": str(table), "SIMGPU_CONTEXT_MB": "512", "SIMGPU_VALUES": "0"}
+    environment = {**os.environ, **settings}
+    said: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", HOLDS, how], **said) as holder:
+        assert holder.stdout.readline() == "holds\n"
+        if how.startswith("its number"):
+            holder.kill()
+            holder.wait()
+            number, ours = (struct.pack("i", pid) for pid in (holder.pid, os.getpid()))
+            assert number in table.read_bytes()
+            table.write_bytes(table.read_bytes().replace(number, ours))
+        code = "import torch; free, total = torch.cuda.mem_get_info(); print((total - free) >> 20)"
+        used = subprocess.run([sys.executable, "-c", code], check=True, **said).stdout
+        holder.kill()
+    assert int(used) == (2 * 512 + 100 if how.startswith("brackets") else 512)
 
 
 EXPANDABLE = """

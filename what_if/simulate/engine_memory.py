@@ -17,11 +17,12 @@ _T = TypeVar("_T")
 
 
 class GraphSize(msgspec.Struct, kw_only=True):
-    """Graphs for batches of one size: how many, with how many kernels, and bytes by which the
-    allocator's memory grew as they were captured. Graphs share a pool, so that the largest, which
-    come first, add most."""
+    """Graphs for batches of one size, in tokens or requests, 0 where it is not known: how many,
+    with how many kernels, and bytes by which the allocator's memory grew as they were captured.
+    Graphs share a pool, so that the largest, which come first, add most."""
 
     size: int
+    unit: str
     graphs: int = 0
     kernels: int = 0
     grew: int = 0
@@ -36,7 +37,7 @@ class Serving(msgspec.Struct, kw_only=True):
         activations: most beside weights in the run that profiles the model.
         outside: what vLLM itself found to be outside of torch.
         graphs_estimated, graphs: of CUDA graphs, as the engine estimated and then measured them.
-        graph_sizes: graphs by tokens of a batch, most first.
+        graph_sizes: graphs by size of a batch, largest first.
         kv_cache: of all blocks of keys and values.
         blocks, tokens: how many blocks there are, and tokens that they hold.
         longest: tokens of the longest request.
@@ -57,13 +58,16 @@ class Serving(msgspec.Struct, kw_only=True):
     requests: float | None = None
 
 
+UNKNOWN = (0, "tokens")
+
+
 class GraphSizes:
-    """Counts what this process captures, from ``install`` on; ``size`` is set by whoever knows for
+    """Counts what this process captures, from ``install`` on; ``next`` is set by whoever knows for
     which batches is captured next."""
 
     def __init__(self) -> None:
-        self.size = 0
-        self._found: dict[int, GraphSize] = {}
+        self.next = UNKNOWN
+        self._found: dict[tuple[int, str], GraphSize] = {}
         self._installed = False
         self._reserved = self._kernels = 0
 
@@ -82,7 +86,8 @@ class GraphSizes:
         self._kernels = control.kernels(which="captured")
 
     def _capture_ended(self, *_: Any) -> None:
-        found = self._found.setdefault(self.size, GraphSize(size=self.size))
+        size, unit = self.next
+        found = self._found.setdefault(self.next, GraphSize(size=size, unit=unit))
         found.graphs += 1
         found.grew += sys.modules["torch"].cuda.memory_reserved() - self._reserved
         captured = control.kernels(which="captured") - self._kernels

@@ -106,9 +106,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def engines(self) -> list[Serving]:
-        """Workers of serving engines; those that have the same figures, as ranks do, once."""
-        found: list[Serving] = []
-        for engine in (self.serving, *(process.serving for process in self.processes)):
-            if engine is not None and engine not in found:
-                found.append(engine)
-        return found
+        """Workers of serving engines."""
+        every = (self.serving, *(process.serving for process in self.processes))
+        return [engine for engine in every if engine is not None]

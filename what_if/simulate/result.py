@@ -138,8 +138,10 @@ def render(
         page.line(f"  the verdict, and what follows, is of rank {worst.rank}")
     if worst.outcome.processes:
         _processes(page, worst)
-    for engine in worst.outcome.engines:
-        _serving(page, engine)
+    engines = worst.outcome.engines
+    for at, engine in enumerate(engines):
+        if engine not in engines[:at]:  # Ranks have the same figures.
+            _serving(page, engine, workers=engines.count(engine))
     if worst.outcome.time is not None:
         show_time(page, worst.outcome.time)
     page.line()
@@ -238,8 +240,8 @@ _SERVING = (
 )
 
 
-def _serving(page: Page, engine: Serving) -> None:
-    page.section(engine.engine)
+def _serving(page: Page, engine: Serving, *, workers: int) -> None:
+    page.section(engine.engine if workers == 1 else f"{engine.engine}, each of {workers} workers")
     table = page.table(">bytes", "what")
     for name, what in _SERVING:
         nbytes = getattr(engine, name)
@@ -261,7 +263,8 @@ def _graph_sizes(page: Page, sizes: Sequence[GraphSize]) -> None:
     shown = [size for size in sizes if size.grew][: page.top]
     rest = [size for size in sizes if size not in shown]
     for size in shown:
-        table.add_row(page.bytes(size.grew), f"{size.graphs:,}", f"{size.size:,} tokens")
+        what = f"{size.size:,} {size.unit}" if size.size else "a size that is not known"
+        table.add_row(page.bytes(size.grew), f"{size.graphs:,}", what)
     if rest:
         grew = page.bytes(sum(size.grew for size in rest))
         table.add_row(grew, f"{sum(size.graphs for size in rest):,}", f"{len(rest):,} other sizes")

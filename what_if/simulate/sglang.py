@@ -6,18 +6,24 @@ Everything here knows names of SGLang's, as versions 0.5.17 and 0.5.23 have them
 
 from __future__ import annotations
 
+import functools
+import weakref
 from types import ModuleType
 from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
 
-from .engine_memory import SIZES, Serving, name_of, read
-from .outside import take
+from .engine_memory import SIZES, UNKNOWN, Serving, name_of, read
+from .outside import take_once
 from .wrapping import after_call, before_call
 
 _PACKAGE = "sglang.srt.model_executor"
-_CAPTURES = ("DecodeCudaGraphRunner", "PrefillCudaGraphRunner")
-_runners: list[Any] = []
+_POOLS = "sglang.srt.mem_cache"
+_CAPTURES = {"DecodeCudaGraphRunner": "requests", "PrefillCudaGraphRunner": "tokens"}
+_runners: list[weakref.ref[Any]] = []
+"""Not kept: what a runner had that is gone is free."""
+_figures: list[Serving] = []
+"""Those of the last one, but of a draft's beside it."""
 
 
 def follow_runners() -> None:
@@ -31,44 +37,79 @@ def _runner_is_there(module: ModuleType) -> None:
     runner: Any = getattr(module, "ModelRunner", None)
     if not hasattr(runner, "alloc_memory_pool"):
         return
-    before_call(runner, "alloc_memory_pool", lambda self, *_, **__: _runners.append(self))
+    before_call(runner, "alloc_memory_pool", _allocates)
+    after_call(runner, "alloc_memory_pool", _has_allocated)
+
+
+def _allocates(runner: Any, *_: Any, **__: Any) -> None:
+    _runners.append(weakref.ref(runner))
+    _record(runner)
+
+
+def _has_allocated(_: object, runner: Any) -> None:
+    _record(runner)
     # The pool gets a share of what is free before anything has run.
-    after_call(runner, "alloc_memory_pool", lambda _, self: take("kernels"))
+    take_once("kernels")
 
 
 def _captures_are_there(module: ModuleType) -> None:
     """Note for which size each graph is captured: requests of a decoding step, tokens of others."""
-    for name in _CAPTURES:
+    for name, unit in _CAPTURES.items():
         captures: Any = module.__dict__.get(name)
         if hasattr(captures, "capture_one_shape"):
-            before_call(captures, "capture_one_shape", _note_size)
+            before_call(captures, "capture_one_shape", functools.partial(_note_size, unit))
+            # What a draft's graphs are for is not known.
+            after_call(captures, "capture_one_shape", _note_unknown)
             SIZES.install()
 
 
-def _note_size(_: Any, size: int, *__: Any, **___: Any) -> None:
-    SIZES.size = size
+def _note_size(unit: str, _: Any, size: int, *__: Any, **___: Any) -> None:
+    SIZES.next = (size, unit)
+
+
+def _note_unknown(*_: object) -> None:
+    SIZES.next = UNKNOWN
 
 
 def pools() -> list[object]:
-    """Objects whose tensors are the keys and values of this process's runners."""
-    found = (getattr(runner, "token_to_kv_pool", None) for runner in _runners)
-    return [pool for pool in found if pool is not None]
+    """Objects whose tensors are the keys and values of this process's runners, and what these are
+    made of: of some models a pool for layers of each kind."""
+    found: list[object] = []
+    ahead = [getattr(runner(), "token_to_kv_pool", None) for runner in _runners]
+    while ahead:
+        pool = ahead.pop()
+        if not hasattr(pool, "__dict__") or any(pool is known for known in found):
+            continue
+        found.append(pool)
+        for value in vars(pool).values():
+            inside = value if isinstance(value, list) else [value]
+            ahead += [x for x in inside if type(x).__module__.startswith(_POOLS)]
+    return found
 
 
 def serving() -> Serving | None:
     """Memory of the last runner of this process, but of a draft's beside it; None where there is
     none."""
-    targets = [r for r in _runners if not getattr(r, "is_draft_worker", False)]
-    if not targets:
-        return None
-    runner = targets[-1]
+    for runner in _runners:
+        _record(runner())
+    return _figures[0] if _figures else None
+
+
+def _record(runner: Any) -> None:
+    if runner is None or getattr(runner, "is_draft_worker", False):
+        return
     found = Serving(engine=name_of("SGLang", "sglang"))
+    _figures[:] = [found]
     found.weights = read(lambda: int(runner.weight_load_mem_usage * (1 << 30)))
     found.graphs = read(lambda: int(sum(runner.graph_memory_usage.values()) * (1 << 30)))
     found.graph_sizes = SIZES.rows()
-    found.kv_cache = read(lambda: sum(map(int, runner.token_to_kv_pool.get_kv_size_bytes())))
+    found.kv_cache = read(lambda: _bytes(runner.token_to_kv_pool.get_kv_size_bytes()))
     found.tokens = read(lambda: int(runner.max_total_num_tokens))
     found.blocks = read(lambda: int(runner.max_total_num_tokens // runner.page_size))
     found.longest = read(lambda: int(runner.model_config.context_len))
     found.requests = read(lambda: runner.max_total_num_tokens / runner.model_config.context_len)
-    return found
+
+
+def _bytes(found: Any) -> int:
+    """Bytes of keys and of values, or of what stands for both in MLA."""
+    return sum(map(int, found)) if isinstance(found, tuple) else int(found)

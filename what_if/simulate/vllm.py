@@ -17,7 +17,7 @@ from typing import Any
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
 
-from .engine_memory import SIZES, Serving, name_of, read
+from .engine_memory import SIZES, UNKNOWN, Serving, name_of, read
 from .outside import take_once
 from .wrapping import after_call, before_call
 
@@ -72,7 +72,7 @@ def _forwards_are_there(module: ModuleType) -> None:
     """Note for how many tokens each forward is: a graph is captured in one, or after one."""
 
     def note_size(*_: Any, **kwargs: Any) -> None:
-        SIZES.size = read(lambda: int(kwargs["num_tokens"]), 0)
+        SIZES.next = read(lambda: (int(kwargs["num_tokens"]), "tokens"), UNKNOWN)
 
     if hasattr(module, "set_forward_context"):
         before_call(module, "set_forward_context", note_size)
@@ -126,19 +126,21 @@ def _runner_is_there(module: ModuleType) -> None:
     @functools.wraps(sample)
     def sample_one(*args: Any, **kwargs: Any) -> Any:
         result = sample(*args, **kwargs)
-        read(lambda: result[1].copy_(_tokens_of(kwargs.get("input_batch") or args[2])))
+        read(lambda: _sample(kwargs.get("input_batch") or args[2], *result[1:3]))
         return result
 
     runner.sample = sample_one
 
 
-def _tokens_of(batch: Any) -> Any:
-    """One token for each request of a batch whose prompt the forward has read to its end, on the
-    host."""
+def _sample(batch: Any, sampled: Any, rejected: Any) -> None:
+    """Give each request of a batch whose prompt the forward has read to its end one token, and
+    reject all its drafts."""
     import torch
 
-    ends = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-    return torch.from_numpy(ends >= batch.prefill_len_np)
+    ends = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+    sampled.copy_(torch.from_numpy(ends))
+    drafts = batch.num_draft_tokens_per_req
+    rejected.copy_(torch.from_numpy(ends * (0 if drafts is None else drafts)))
 
 
 def _initializes(worker: Any, kv_cache_config: Any, *_: Any, **__: Any) -> None:

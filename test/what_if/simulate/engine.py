@@ -269,19 +269,31 @@ for _ in range(2):
 """Of two engines of which the first is gone, with all that it had, when the second one starts."""
 
 
-RUNNER = """
-import tvm_ffi.cpp
+POOLS = """
 import torch
+
+
+class Indexer:
+    def __init__(self, nbytes):
+        self.state = torch.zeros(nbytes, dtype=torch.int8, device="cuda")
 
 
 class Pool:
     def __init__(self, nbytes):
-        half = nbytes // 2
-        self.k_buffer = [torch.zeros(half // 4, dtype=torch.int8, device="cuda") for _ in range(4)]
-        self.v_buffer = [torch.zeros(half // 4, dtype=torch.int8, device="cuda") for _ in range(4)]
+        each = nbytes // 4
+        self.kv_buffer = [torch.zeros(each, dtype=torch.int8, device="cuda") for _ in range(3)]
+        self.indexers = [Indexer(each)]
+        self.indexers[0].pool = self
 
     def get_kv_size_bytes(self):
-        return tuple(sum(t.nbytes for t in found) for found in (self.k_buffer, self.v_buffer))
+        return sum(t.nbytes for t in (*self.kv_buffer, self.indexers[0].state))
+"""
+"""Of a model whose keys and values are one, with a pool in a pool, and one in that."""
+
+RUNNER = """
+import tvm_ffi.cpp
+import torch
+from sglang.srt.mem_cache.memory_pool import Pool
 
 
 class Config:
@@ -297,7 +309,7 @@ class ModelRunner:
         self.weight_load_mem_usage = self.linear.weight.nbytes / (1 << 30)
         free = torch.cuda.mem_get_info()[0]
         self.token_to_kv_pool = Pool(free // 2 >> 24 << 24)
-        self.max_total_num_tokens = sum(self.token_to_kv_pool.get_kv_size_bytes()) // 1024
+        self.max_total_num_tokens = self.token_to_kv_pool.get_kv_size_bytes() // 1024
         self.graph_memory_usage = {"decode": 0.5}
 """
 
@@ -307,13 +319,13 @@ import torch
 import tvm_ffi.cpp
 
 
-class DecodeCudaGraphRunner:
+class CudaGraphRunner:
     def __init__(self, runner):
         self.runner = runner
         self.kernels = tvm_ffi.cpp.load(name="norm", cuda_files=["norm.cu"])
         self.graphs = {}
 
-    def capture_one_shape(self, size, forward=None):
+    def capture(self, size):
         x = torch.ones(size, 1024, device="cuda")
         self.kernels.norm(x)
         cute.compile["options"](print, x)(x)
@@ -321,12 +333,27 @@ class DecodeCudaGraphRunner:
         self.graphs[size] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graphs[size]):
             self.runner.linear(x)
+
+
+class DecodeCudaGraphRunner(CudaGraphRunner):
+    def capture_one_shape(self, size, forward=None):
+        self.capture(size)
+"""
+
+PREFILL = """
+from .decode_cuda_graph_runner import CudaGraphRunner
+
+
+class PrefillCudaGraphRunner(CudaGraphRunner):
+    def capture_one_shape(self, size):
+        self.capture(size)
 """
 
 SGLANG = """
 import torch
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
 
 with torch.inference_mode():
     runner = ModelRunner()
@@ -334,6 +361,8 @@ with torch.inference_mode():
     captures = DecodeCudaGraphRunner(runner)
     for size in (4, 2):
         captures.capture_one_shape(size)
+    PrefillCudaGraphRunner(runner).capture_one_shape(4)
+    captures.capture(2)  # as a draft's
 """
 
 SCHEDULER = """
@@ -408,9 +437,12 @@ def write_sglang(folder: Path) -> None:
         "sglang/launch_server.py": SCHEDULER,
         "sglang/srt/__init__.py": "",
         f"{executor}/__init__.py": "",
+        "sglang/srt/mem_cache/__init__.py": "",
+        "sglang/srt/mem_cache/memory_pool.py": POOLS,
         f"{executor}/model_runner.py": RUNNER,
         f"{executor}/runner/__init__.py": "",
         f"{executor}/runner/decode_cuda_graph_runner.py": CAPTURES,
+        f"{executor}/runner/prefill_cuda_graph_runner.py": PREFILL,
         "tvm_ffi/__init__.py": "",
         "tvm_ffi/cpp.py": COMPILER,
         "cutlass/__init__.py": "",

@@ -17,8 +17,10 @@ import torch
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.gpus import find_gpu
 from memprof.what_if.simulate import sglang, vllm
+from memprof.what_if.simulate.engine_memory import Serving
 from memprof.what_if.simulate.failures import Failure
 from memprof.what_if.simulate.parent import Simulation
+from memprof.what_if.simulate.processes import ProcessOutcome
 from memprof.what_if.simulate.request import Outcome
 from memprof.what_if.simulate.result import render
 from memprof.what_if.simulate.serving import refusal
@@ -176,7 +178,9 @@ def test_a_draft_model_does_not_stand_for_its_target(monkeypatch: pytest.MonkeyP
     draft = SimpleNamespace(max_total_num_tokens=8000, is_draft_worker=True)
     for runner, weights in ((target, 16.0), (draft, 1.0)):
         runner.weight_load_mem_usage = weights
-    monkeypatch.setattr(sglang, "_runners", [target, draft])
+    monkeypatch.setattr(sglang, "_figures", [])
+    for runner in (target, draft):
+        sglang._record(runner)
     found = sglang.serving()
     assert found is not None
     assert found.weights == 16 * GIB
@@ -189,8 +193,9 @@ def test_a_forward_samples_a_token_on_the_simulated_device_alone(
     class GPUModelRunner:
         def sample(
             self, hidden_states: object, input_batch: Any, grammar: object
-        ) -> tuple[object, torch.Tensor]:
-            return grammar, torch.zeros(2, dtype=torch.int64)
+        ) -> tuple[object, torch.Tensor, torch.Tensor]:
+            zeros = torch.zeros(2, dtype=torch.int32)
+            return grammar, zeros, zeros + 7
 
     monkeypatch.setattr(control, "simulated", lambda: simulated)
     module: Any = ModuleType("model_runner")
@@ -200,11 +205,14 @@ def test_a_forward_samples_a_token_on_the_simulated_device_alone(
         num_computed_tokens_np=np.array([0, 4]),
         num_scheduled_tokens=np.array([4, 4]),
         prefill_len_np=np.array([8, 8]),
+        num_draft_tokens_per_req=np.array([3, 3]),
     )
-    # THEN the request whose prompt was read to its end has one, however arguments are named
+    # THEN the request whose prompt was read to its end has one, however arguments are named, and
+    # none of its drafts is accepted
     runner = GPUModelRunner()
-    grammar, counts = runner.sample(hidden_states=None, input_batch=batch, grammar="json")
+    grammar, counts, rejected = runner.sample(hidden_states=None, input_batch=batch, grammar="json")
     assert (grammar, counts.tolist()) == ("json", [0, int(simulated)])
+    assert rejected.tolist() == ([0, 3] if simulated else [7, 7])
 
 
 @pytest.mark.simgpu
@@ -226,11 +234,24 @@ def test_a_pool_that_no_module_has_and_kernels_that_nobody_compiles(tmp_path: Pa
     cache = engine["kv_cache"]
     assert engine["engine"] == "SGLang 0.5.17"
     assert (engine["weights"], engine["tokens"]) == (4 * MIB, cache // 1024)
-    assert [(size["size"], size["graphs"]) for size in engine["graph_sizes"]] == [(4, 1), (2, 1)]
+    sizes = [(s["size"], s["unit"], s["graphs"]) for s in engine["graph_sizes"]]
+    of_decoding = [(2, "requests", 1), (4, "requests", 1)]
+    assert sorted(sizes) == [(0, "tokens", 1), *of_decoding, (4, "tokens", 1)]
     found = rows(result)
     assert (found["parameter"], found["persistent_state"]) == (4 * MIB, cache)
     modules = {row["modules"]: row["nbytes"] for row in rank["accounts"][0]["rows"]}
-    assert modules["Pool.k_buffer"] == modules["Pool.v_buffer"] == cache // 2
+    assert modules["Pool.kv_buffer"] == cache // 4 * 3
+    assert modules["Indexer.state"] == cache // 4
+
+
+def test_workers_that_are_alike_are_counted() -> None:
+    workers = [Serving(engine="vLLM 0.26.0", tokens=tokens) for tokens in (5, 5, 7)]
+    processes = [ProcessOutcome(process=pid, serving=w) for pid, w in enumerate(workers)]
+    outcome = Outcome(serving=None, processes=processes)
+    assert outcome.engines == workers
+    text = render([Simulation(find_gpu("h100-80gb"), True, None, outcome)])
+    assert text.count("vLLM 0.26.0, each of 2 workers") == 1
+    assert text.count("vLLM 0.26.0\n") == 1
 
 
 @pytest.mark.simgpu

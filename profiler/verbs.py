@@ -13,6 +13,7 @@ from typing import Any, TextIO, get_type_hints
 import msgspec
 
 from .file.profile_file import read_profiles, single_profile
+from .file.torch_trace import read_kernels
 from .model import Profile
 from .support.writing import check_writable
 from .views.compare.diff import compare
@@ -90,19 +91,23 @@ class Views:
 
         write_report(self.profiles(), path, device, self._name())
 
-    def export(self, path: StrPath, format: str) -> None:
+    def export(self, path: StrPath, format: str, *, kernels: StrPath | None = None) -> None:
         """Write the profile for another tool.
 
         Args:
             path: where to; compressed if it ends in ``.gz``.
             format: ``perfetto``, ``memory-viz`` or ``json``; docs/exports.md says what each has.
                 Only ``perfetto`` takes several ranks.
+            kernels: a trace that ``torch.profiler`` wrote during the profile, whose kernels
+                ``perfetto`` shows with module, line and the bytes that they make.
 
         Raises:
-            ValueError: there is no such format, or it does not take several ranks.
+            ValueError: there is no such format, or it does not take several ranks, or kernels.
+            ProfileError: ``kernels`` is no trace.
             ProfileNotWritableError: it cannot be written; what was there is unchanged.
         """
-        export_profile(self.profiles(), format, path)
+        traced = () if kernels is None else read_kernels(kernels)
+        export_profile(self.profiles(), format, path, traced)
 
     def to_pandas(self) -> dict[str, Any]:
         """Tables of the profile by name, each a ``pandas.DataFrame``.

@@ -14,47 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from collections.abc import Callable
 from typing import Any
 
+from memprof.profiler.live.launches import launches
 from memprof.profiler.model import GraphRecord
 
 from .. import _torch_compat
 from .provenance.generated_code import Clone
 
 log = logging.getLogger("memprof")
-
-_LAUNCH = re.compile(r"\.run\(|\bextern_kernels\.|\btorch\.ops\.|\bcpp_\w+\(")
-"""Statements of Inductor's code that launch: Triton's, libraries', fallbacks, C++ on the CPU."""
-_ALLOCATION = "empty_strided"
-"""Is in the name of what makes a buffer that a later statement fills."""
-
-
-def marks_of(record: GraphRecord) -> dict[int, dict[str, str]]:
-    """Annotations of the lines of the generated code that launch kernels: ``name``, the module or
-    else the operators, ``line`` of the program, FX ``nodes`` and ``graph``; only what is known."""
-    made: set[str] = set()
-    marks = {}
-    for statement in record.statements:
-        if not _LAUNCH.search(statement.text):
-            if _ALLOCATION not in statement.text:
-                made.update(statement.targets)
-            continue
-        names = [n for n in (*statement.reads, *statement.targets) if n not in made]
-        buffers = [record.buffers[n] for n in names if n in record.buffers]
-        made.update(names)
-        nodes = [record.nodes[n] for b in buffers for n in b.nodes if n in record.nodes]
-        primary = [n for b in buffers if (n := record.nodes.get(b.primary or ""))]
-        mark = {"graph": record.label, "name": ", ".join(n.name for n in nodes) or statement.text}
-        if nodes:
-            of = (primary or nodes)[-1]
-            mark["nodes"] = mark["name"]
-            mark["name"] = of.module_path or mark["name"]
-            if of.frame is not None:
-                mark["line"] = f"{of.frame.file}:{of.frame.line}"
-        marks[statement.line] = mark
-    return marks
 
 
 class KernelMarker:
@@ -87,7 +56,7 @@ def run_marked(
 ) -> Any:
     """Run a copy of a partition, by its position, or of the whole ``call``, whose kernels are
     marked."""
-    marker = KernelMarker(marks_of(record))
+    marker = KernelMarker({of.line: of.annotation(record.label) for of in launches(record)})
     copy = clone(marker)
     try:
         return (copy.call if position is None else copy.partitions[position])(inputs)

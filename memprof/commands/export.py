@@ -7,6 +7,7 @@ from collections import Counter
 import click
 
 from memprof.profiler.file.profile_file import read_profiles, write_profiles
+from memprof.profiler.file.torch_trace import read_kernels
 from memprof.profiler.views.compare.ranks import world_size
 from memprof.profiler.views.export import FORMATS, export_profile
 
@@ -52,6 +53,12 @@ def _print_schema(context: click.Context, _: click.Parameter, value: str | None)
 )
 @output_option("Where to; compressed if it ends in .gz.")
 @click.option(
+    "--kernels",
+    type=click.Path(),
+    help="A trace of torch.profiler, taken meanwhile: its kernels, with module, line and bytes, "
+    "beside the memory of -f perfetto.",
+)
+@click.option(
     "--schema",
     is_flag=False,
     flag_value="profile",
@@ -62,22 +69,24 @@ def _print_schema(context: click.Context, _: click.Parameter, value: str | None)
     help="Print the JSON Schema of an output of memprof, and end; by default that of -f json.",
 )
 @shows_files
-def export(files: tuple[str, ...], format_: str, output: str) -> None:
+def export(files: tuple[str, ...], format_: str, output: str, kernels: str | None) -> None:
     """Write a profile in another tool's format, or those of several ranks into one file.
 
     FILES is a profile written by memprof; with -f memprof it is several, one a rank. What
     the formats contain, in which units: docs/exports.md.
     """
-    keep_apart([output], files, "--output")
+    keep_apart([output], [*files, *([kernels] if kernels else [])], "--output")
+    if kernels is not None and format_ != "perfetto":
+        raise click.UsageError("--kernels goes with -f perfetto")
     if format_ == "memprof":
         _merge(files, output)
         return
     if len(files) > 1:
         raise click.UsageError(f"{format_} is of one file: -f memprof puts several into one")
     # One trace can show all ranks of a merged file; the other formats are of one process.
-    several = format_ == "perfetto" and chosen_rank() is None
+    several = format_ == "perfetto" and chosen_rank() is None and kernels is None
     profiles = read_profiles(files[0]) if several else [read(files[0])]
-    export_profile(profiles, format_, output)
+    export_profile(profiles, format_, output, read_kernels(kernels) if kernels else ())
     print_line(f"{output}: {FORMATS[format_]}")
 
 

@@ -11,9 +11,10 @@ from torch import nn
 
 import memprof
 from memprof.compile_backend import _torch_compat
-from memprof.compile_backend.stages.kernel_marks import KernelMarker, marks_of
+from memprof.compile_backend.stages.kernel_marks import KernelMarker
 from memprof.cudagraph_trees._torch_compat import torch_version
-from memprof.profiler.model import GraphKind, Profile
+from memprof.profiler.live.launches import launches
+from memprof.profiler.model import GraphKind, GraphRecord, Profile
 
 
 class Net(nn.Module):
@@ -36,6 +37,10 @@ def train(steps: int, device: str, **options: object) -> tuple[Profile, list[tor
             model.zero_grad()
             compiled(x).sum().backward()
     return session.profile(), [p.grad.cpu() for p in model.parameters()]
+
+
+def marks_of(graph: GraphRecord) -> dict[int, dict[str, str]]:
+    return {launch.line: launch.annotation(graph.label) for launch in launches(graph)}
 
 
 def test_each_launch_has_module_line_and_nodes() -> None:

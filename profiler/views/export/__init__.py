@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 
 from memprof.profiler.model import Profile
+from memprof.profiler.model.kernel import Kernel
 from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.writing import output
@@ -28,6 +29,7 @@ def export_profile(
     profile: Profile | Sequence[Profile],
     format: str,
     path: str | os.PathLike[str],
+    kernels: Sequence[Kernel] = (),
 ) -> None:
     """Write a profile to a file.
 
@@ -35,10 +37,12 @@ def export_profile(
         profile: a valid one; for ``perfetto`` also those of several ranks.
         format: one of ``FORMATS``.
         path: where to; compressed if it ends in ``.gz``.
+        kernels: of a trace of the process; for ``perfetto``, which shows them beside the bytes.
 
     Raises:
-        ValueError: there is no such format, or it does not take several profiles.
-        ProfileError: ``perfetto`` or ``memory-viz``, of accounts alone.
+        ValueError: there is no such format, or it does not take several profiles, or kernels.
+        ProfileError: ``perfetto`` or ``memory-viz``, of accounts alone; kernels without a time of
+            day.
         ProfileNotWritableError: the operating system refuses; what was there is unchanged.
     """
     if format not in FORMATS:
@@ -48,6 +52,10 @@ def export_profile(
         check_has_time(profiles, f"{format} shows memory over time")
     if format != "perfetto" and len(profiles) != 1:
         raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
+    if kernels and (format != "perfetto" or len(profiles) != 1):
+        raise ValueError("kernels go with perfetto, and one profile")
+    if kernels and not profiles[0].perf_origin_ns:
+        raise ProfileError(None, "kernels are placed by the time of day, which it does not know")
     # The writers are imported when they are needed: the command line starts without them.
     with output(path) as file:
         if format == "json":
@@ -55,7 +63,7 @@ def export_profile(
         elif format == "perfetto":
             from .perfetto import write_perfetto
 
-            write_perfetto(profiles, file)
+            write_perfetto(profiles, file, kernels)
         else:
             from .memory_viz import write_memory_viz
 

@@ -12,24 +12,29 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from memprof.profiler.live.attribution import Attribution
+from memprof.profiler.live.launches import launched
 from memprof.profiler.live.trees import CallMode, call_modes
 from memprof.profiler.model import Category, LaneKind, LedgerEntry, Profile, TrackerRecord
+from memprof.profiler.model.kernel import Kernel
 from memprof.profiler.support.writing import Output
 
 from .walk import Walk, walks
 
-_LEDGER, _THREADS, _LANES = 1, 2, 10_000
-"""Track numbers: the ledger's, then threads of calls, then lanes without calls. None is 0, which
-Perfetto takes for the thread that has the number of its process."""
+_LEDGER, _THREADS, _LANES, _STREAMS = 1, 2, 10_000, 20_000
+"""Track numbers: the ledger's, then threads of calls, then lanes without calls, then streams. None
+is 0, which Perfetto takes for the thread that has the number of its process."""
 
 
 _quoted = lru_cache(1024)(json.dumps)
 
 
-def write_perfetto(profiles: Sequence[Profile], file: Output) -> None:
+def write_perfetto(
+    profiles: Sequence[Profile], file: Output, kernels: Sequence[Kernel] = ()
+) -> None:
     """Write a trace of one process, or of several ranks beside each other; see ``export_profile``.
 
     Several share the clock of 1970; those that do not know it begin together. What
@@ -48,7 +53,7 @@ def write_perfetto(profiles: Sequence[Profile], file: Output) -> None:
     file.write((json.dumps(head)[:-1] + ', "traceEvents": [\n').encode())
     separator = ""
     for trace in traces:
-        for line in trace.lines():
+        for line in chain(trace.lines(), trace.kernels(kernels)):
             file.write(f"{separator}{line}".encode())
             separator = ",\n"
     file.write(b"\n]}\n")
@@ -109,6 +114,23 @@ class _ProcessTrace:
             name, thread = labels[calls.graph[k]] + mode, _THREADS + calls.thread[k]
             start, end = calls.start_ns[k], calls.end_ns[k]
             yield self._slice(name, "compiled call", thread, start, end, args)
+
+    def kernels(self, kernels: Sequence[Kernel]) -> Iterator[str]:
+        tracks: dict[str, int] = {}
+        for found in launched(self.profile, kernels):
+            kernel, args = found.kernel, {}
+            if found.graph is not None and found.call is not None:
+                args = {"call": found.call + 1, "graph": found.graph.label}
+                if found.launch is not None:
+                    args |= found.launch.annotation(found.graph.label)
+                    sizes = {b.name: b.nbytes for b in found.launch.buffers if b.nbytes is not None}
+                    args |= {"bytes": sum(sizes.values()), "buffers": sizes}
+            stream = f"cuda:{kernel.device} stream {kernel.stream}"
+            if stream not in tracks:
+                tracks[stream] = _STREAMS + len(tracks)
+                yield self._named(tracks[stream], stream)
+            start, end = (t - self.profile.perf_origin_ns for t in (kernel.start_ns, kernel.end_ns))
+            yield self._slice(kernel.name, "kernel", tracks[stream], start, end, args)
 
     def _memory(self, device: str, walk: Walk) -> Iterator[str]:
         attribution = Attribution(walk.timeline.profile)

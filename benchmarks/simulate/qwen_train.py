@@ -1,13 +1,12 @@
 """Trains Qwen models with random weights, as FakeGPU's authors did on two real GPUs.
 
-One step of one sequence: full parameters or LoRA, alone or under FSDP2 or FSDP. Whatever loading
-takes is left out of the peak.
+One step of one sequence: full parameters or LoRA, alone or under FSDP2 or FSDP; or tokens that are
+generated after a prompt. Whatever loading takes is left out of the peak.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 import torch
@@ -25,6 +24,15 @@ HYBRID = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3.5-0.8b": {**HYBRID, "hidden_size": 1024, "intermediate_size": 3584},
     "qwen3.5-2b": {**HYBRID, "hidden_size": 2048, "intermediate_size": 6144},
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
 }
 
 
@@ -97,6 +105,16 @@ def train(model: torch.nn.Module, length: int, accumulate: int) -> None:
     optimizer.step()
 
 
+@torch.inference_mode()
+def generate(model: torch.nn.Module, prompt: int, tokens: int) -> None:
+    ids, past = torch.randint(100, 1000, (1, prompt), device="cuda:0"), None
+    torch.cuda.reset_peak_memory_stats()
+    for i in range(tokens):
+        mask = torch.ones(1, prompt + i, dtype=torch.int64, device="cuda:0")
+        outputs = model(ids, attention_mask=mask, past_key_values=past, use_cache=True)
+        ids, past = outputs.logits[:, -1:].argmax(-1), outputs.past_key_values
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=CONFIGS, required=True)
@@ -105,13 +123,18 @@ def main() -> None:
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--shard", choices=("fsdp", "fsdp2"))
+    parser.add_argument("--generate", type=int, help="so many tokens, in the place of training")
     args = parser.parse_args()
-    model = make_model(args.model, lora=args.lora, checkpoint=args.checkpoint)
+    # A model that is not trained is made where it stays: a host may have no memory for it.
+    with torch.device("cpu" if args.generate is None else "cuda:0"):
+        model = make_model(args.model, lora=args.lora, checkpoint=args.checkpoint)
     if args.shard:
         model = sharded(model, args.shard)
-    train(model, args.length, args.accumulate)
+    if args.generate is not None:
+        generate(model.eval(), args.length, args.generate)
+    else:
+        train(model, args.length, args.accumulate)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main()

@@ -60,7 +60,7 @@ def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Sty
     else:
         print_line(
             "This file cannot tell what grows: take one with memprof.profile(PATH, eager=True) "
-            "over at least 10 steps."
+            "over at least 10 steps, or with memprof run over at least 8 snapshots (--interval)."
         )
 
 

@@ -120,9 +120,15 @@ def looked(profile: Profile) -> list[str]:
         short = 0 < account.steps < LEAST or account.simulated
         if account.failure is None and not (account.present or short):
             words.append(f"every block of {account.device} over {account.steps:,} optimizer steps")
-    if profile.tracker is not None:
-        words.append(f"{len(profile.tracker.snapshots):,} snapshots of the tracker")
+    if (n := len(_whole_snapshots(profile))) >= LEAST:
+        words.append(f"{n:,} snapshots of the tracker")
     return words
+
+
+def _whole_snapshots(profile: Profile) -> list[MemorySnapshot]:
+    failed = SnapshotKind.OUT_OF_MEMORY
+    every = profile.tracker.snapshots if profile.tracker is not None else []
+    return [s for s in every if s.complete and s.kind is not failed]
 
 
 def _of_tracker(profile: Profile) -> Iterator[Growth]:
@@ -130,10 +136,7 @@ def _of_tracker(profile: Profile) -> Iterator[Growth]:
     taken in four spans of time, and the least of each must be more than that of the one before:
     what goes up and down with each step has the same least in all of them. What lies between the
     least of the first and of the last is held at least."""
-    if profile.tracker is None:
-        return
-    failed = SnapshotKind.OUT_OF_MEMORY
-    snapshots = [s for s in profile.tracker.snapshots if s.complete and s.kind is not failed]
+    snapshots = _whole_snapshots(profile)
     if len(snapshots) < LEAST:
         return
     later = snapshots[len(snapshots) // 2 :]

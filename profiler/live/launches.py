@@ -7,10 +7,11 @@ that it is of. A kernel belongs to the call that was running at that time; there
 
 * the statement whose nodes it was annotated with (option ``annotate_kernels``);
 * else, if Inductor named it, the statement that launches that name. Layers that are alike share one
-  kernel: where the call ran it as often as its code launches it, the first is of the first.
+  kernel: where the call ran it as often as its code launches it, the first is of the first;
+* else, of a library, the one in its place, if the call, or the graph that it replayed, ran one
+  kernel for each statement that launches, and those that Inductor named where the code has them.
 
-Else its call and graph alone are known: of libraries' kernels a trace has no more without
-annotations.
+Else its call and graph alone are known.
 """
 
 from __future__ import annotations
@@ -98,30 +99,37 @@ def launched(profile: Profile, kernels: Sequence[Kernel]) -> Iterator[Launched]:
         kernels: by the time at which they began.
     """
     calls, graphs = profile.calls, {g.id: g for g in profile.graphs}
-
-    @cache
-    def known(id: int) -> tuple[dict[str | None, list[Launch]], dict[str, Launch]]:
-        """The launches of a graph by kernel, and by nodes."""
-        by_kernel: defaultdict[str | None, list[Launch]] = defaultdict(list)
-        by_nodes: dict[str, Launch] = {}
-        for launch in launches(graphs[id]):
-            by_kernel[launch.kernel].append(launch)
-            by_nodes.setdefault(launch.annotation("").get("nodes", ""), launch)
-        return by_kernel, by_nodes
-
-    runs: defaultdict[tuple[int | None, str], list[Kernel]] = defaultdict(list)
+    launches_of = cache(lambda id: list(launches(graphs[id])))
+    nodes_of = cache(lambda id: {x.annotation("").get("nodes"): x for x in launches_of(id)})
+    by_call: defaultdict[int | None, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         at = (kernel.launched_ns or 0) - profile.perf_origin_ns
-        call = bisect_left(calls.end_ns, at)
-        inside = call < len(calls) and calls.start_ns[call] <= at
-        runs[call if inside else None, kernel.name].append(kernel)
-    for (k, name), of in runs.items():
-        if k is None:
+        k = bisect_left(calls.end_ns, at)
+        by_call[k if k < len(calls) and calls.start_ns[k] <= at else None].append(kernel)
+    for call, of in by_call.items():
+        if call is None:
             yield from map(Launched, of)
             continue
-        by_kernel, by_nodes = known(calls.graph[k])
-        named = by_kernel.get(name, ())
-        for i, kernel in enumerate(of):
-            noted = by_nodes.get(kernel.nodes) if kernel.nodes else None
-            counted = named[i] if len(named) == len(of) else None
-            yield Launched(kernel, k, graphs[calls.graph[k]], noted or counted)
+        graph = graphs[calls.graph[call]]
+        turns = _by_turn(of, launches_of(graph.id))
+        for kernel in of:
+            noted = nodes_of(graph.id).get(kernel.nodes) if kernel.nodes else None
+            yield Launched(kernel, call, graph, noted or turns.get(kernel))
+
+
+def _by_turn(kernels: list[Kernel], code: list[Launch]) -> dict[Kernel, Launch]:
+    """The launches of a call's kernels, as far as their order tells."""
+    found: dict[Kernel, Launch] = {}
+    names = [launch.kernel for launch in code]
+    for name in set(names) - {None}:
+        of = [kernel for kernel in kernels if kernel.name == name]
+        if len(of) == names.count(name):
+            found |= zip(of, (x for x in code if x.kernel == name), strict=True)
+    # Of a replay its graph alone: the copies of its inputs were launched by themselves.
+    together: defaultdict[int | None, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        together[kernel.launched_ns].append(kernel)
+    for of in (kernels, *together.values()):
+        if names == [kernel.name if kernel.name in names else None for kernel in of]:
+            found |= zip(of, code, strict=True)
+    return found

@@ -45,7 +45,7 @@ def two_layers() -> Profile:
     ]
     graph = GraphRecord(0, GraphKind.INFERENCE, "0/0", statements=statements)
     graph.nodes, graph.buffers = {n.name: n for n in nodes}, {b.name: b for b in buffers}
-    return Profile(graphs=[graph], calls=logged((0, -1), (0, -1)), perf_origin_ns=ORIGIN)
+    return Profile(graphs=[graph], calls=logged((0, -1), (0, -1), (0, -1)), perf_origin_ns=ORIGIN)
 
 
 def trace(*kernels: tuple[str, float, dict[str, Any]]) -> dict[str, Any]:
@@ -63,12 +63,14 @@ def trace(*kernels: tuple[str, float, dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_kernels_stand_beside_the_bytes_that_they_make(tmp_path: Path) -> None:
-    # GIVEN a replay, a second call that is cut off, and a kernel of no call
+    # GIVEN a replay and the copy of its input, a call with a kernel more than its code launches,
+    # one that is cut off, and a kernel of no call
     gelu, gemm = "triton_poi_fused_gelu_0", "ampere_sgemm_32x32_nn"
     found = trace(
-        *[(gelu, 10, {}), (gemm, 10, {}), (gelu, 10, {})],
-        *[(gelu, 1010, {}), (gemm, 1010, {"graph": "0/0 inference", "nodes": "mm"})],
-        ("eager", 700, {}),
+        *[("copy", 5, {}), (gelu, 10, {}), (gemm, 10, {}), (gelu, 10, {})],
+        *[(gelu, 1010, {}), (gemm, 1010, {}), ("splitK", 1010, {}), (gelu, 1010, {})],
+        *[(gelu, 2010, {}), (gemm, 2010, {"graph": "0/0 inference", "nodes": "mm"})],
+        ("eager", 2700, {}),
     )
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(found).encode()))
     write_profile(two_layers(), tmp_path / "run.memprof")
@@ -84,15 +86,16 @@ def test_kernels_stand_beside_the_bytes_that_they_make(tmp_path: Path) -> None:
     # THEN each has what it makes, where that is known: a kernel that layers share by its turn
     shown = [(e["args"].get("call"), e["args"].get("name"), e["args"].get("bytes")) for e in slices]
     assert shown == [
-        *[(1, "first", 64), (1, None, None), (1, "second", 192)],
+        *[(1, None, None), (1, "first", 64), (1, "second", 128), (1, "second", 192)],
+        *[(2, "first", 64), (2, None, None), (2, None, None), (2, "second", 192)],
+        *[(3, None, None), (3, "second", 128)],
         (None, None, None),
-        *[(2, None, None), (2, "second", 128)],
     ]
-    assert slices[2]["args"]["nodes"] == "gelu_1"
-    assert slices[2]["args"]["buffers"] == {"buf2": 192}
-    assert slices[0]["args"]["line"].endswith("model.py:3")
+    assert slices[3]["args"]["nodes"] == "gelu_1"
+    assert slices[3]["args"]["buffers"] == {"buf2": 192}
+    assert slices[1]["args"]["line"].endswith("model.py:3")
     # AND on the clock of the calls
-    assert [(e["ts"], e["dur"]) for e in slices[:2]] == [(1010.0, 2.0), (1015.0, 2.0)]
+    assert [(e["ts"], e["dur"]) for e in slices[:2]] == [(1005.0, 2.0), (1015.0, 2.0)]
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

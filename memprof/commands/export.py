@@ -8,6 +8,7 @@ import click
 
 from memprof.profiler.file.profile_file import read_profiles, write_profiles
 from memprof.profiler.file.torch_trace import read_kernels
+from memprof.profiler.live.launches import launched
 from memprof.profiler.views.compare.ranks import world_size
 from memprof.profiler.views.export import FORMATS, export_profile
 
@@ -86,8 +87,12 @@ def export(files: tuple[str, ...], format_: str, output: str, kernels: str | Non
     # One trace can show all ranks of a merged file; the other formats are of one process.
     several = format_ == "perfetto" and chosen_rank() is None and kernels is None
     profiles = read_profiles(files[0]) if several else [read(files[0])]
-    export_profile(profiles, format_, output, read_kernels(kernels) if kernels else ())
+    traced = [] if kernels is None else read_kernels(kernels)
+    export_profile(profiles, format_, output, traced)
     print_line(f"{output}: {FORMATS[format_]}")
+    if kernels is not None:
+        known = sum(found.launch is not None for found in launched(profiles[0], traced))
+        print_line(f"{known:,} of {len(traced):,} kernels have their line of compiled code")
 
 
 def _merge(files: tuple[str, ...], output: str) -> None:

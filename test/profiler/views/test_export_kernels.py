@@ -80,6 +80,7 @@ def test_kernels_stand_beside_the_bytes_that_they_make(tmp_path: Path) -> None:
         main, ["export", *given, "-f", "perfetto", "-o", str(tmp_path / "out.json")]
     )
     assert done.exit_code == 0, done.output
+    assert done.output.endswith("6 of 11 kernels have their line of compiled code\n")
     written = json.loads((tmp_path / "out.json").read_text())
     slices = [e for e in written["traceEvents"] if e.get("cat") == "kernel"]
     slices.sort(key=lambda e: e["ts"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
@@ -45,16 +43,6 @@ def gpt2() -> Case:
     return _Language(transformers.GPT2LMHeadModel(config))
 
 
-def bert() -> Case:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        num_hidden_layers=1, num_attention_heads=2, hidden_size=64, intermediate_size=128,
-        vocab_size=256, max_position_embeddings=32,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return _Language(transformers.BertForMaskedLM(config))
-
-
 class _Language(Case):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model, lambda: torch.randint(0, 256, (4, 32)))
@@ -81,12 +69,7 @@ class _Image(Case):
         return model(pixel_values=x).logits.pow(2).mean()  # type: ignore[operator]
 
 
-COMPILED = {
-    "resnet": resnet,
-    "transformer": functools.partial(transformer, layers=1),
-    "gpt2": gpt2,
-    "bert": bert,
-}
+COMPILED = {"resnet": resnet, "gpt2": gpt2}
 
 
 @pytest.mark.parametrize("model", COMPILED)
@@ -118,7 +101,7 @@ def test_compiled_optimizer() -> None:
     # GIVEN training in which the optimizer is compiled too
     torch._dynamo.reset()
     torch.manual_seed(0)
-    case = COMPILED["transformer"]()
+    case = transformer(layers=1)
     opt = optimizer("adam", case.model)
     compiled = torch.compile(case.model, backend="memprof", options={"graphs": False})
     step = torch.compile(opt.step, backend="memprof", options={"graphs": False})
@@ -145,7 +128,7 @@ def test_compiled_optimizer() -> None:
 
 def test_compiled_training_by_inductor() -> None:
     torch._dynamo.reset()
-    case = COMPILED["transformer"]()
+    case = transformer(layers=1)
     opt = optimizer("adam", case.model)
     compiled = torch.compile(case.model, backend="inductor")
     train(case, opt, 2, compiled)

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from .modules import PREFIX
 from .work import ATTENTION, CONVOLUTION, PRODUCT, Operation, TensorInput
 
 _QUALIFIED = re.compile(r"\w+::\w+")
 """Names of operations; ranges that the user or torch names may hold anything."""
 
+OF_MODULE = "memprof module "
+"""Begin of the names of ranges around calls of modules; the path follows."""
 _BACKWARD = "autograd::engine::evaluate_function"
 """Begin of the name of a function of the backward, whose number is that of its forward."""
 
@@ -76,6 +77,14 @@ def before_profilers(call: Callable[[], None]) -> None:
             act(*args, **kwargs)
 
         setattr(module, name, acts)
+
+
+def enter_range(name: str) -> Any:
+    """Enter a range of the profiler and return its context. It is no operator, so that modes such
+    as that of selective checkpointing do not see it."""
+    entered: Any = torch._C._profiler._RecordFunctionFast(name)
+    entered.__enter__()
+    return entered
 
 
 def in_backward() -> bool:
@@ -159,8 +168,8 @@ def _within(
     event: Any, place: _Place, modules: dict[int, str], formulas: Mapping[str, object]
 ) -> _Place:
     """The place inside of an operation; in ``modules`` its forward's module is noted."""
-    if event.name.startswith(PREFIX):
-        return replace(place, module=event.name.removeprefix(PREFIX))
+    if event.name.startswith(OF_MODULE):
+        return replace(place, module=event.name.removeprefix(OF_MODULE))
     sequence = event.extra_fields.sequence_number
     if sequence >= 0:
         if event.name.startswith(_BACKWARD):

@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-PREFIX = "memprof module "
-"""Of the names of ranges; the path follows, with ``*`` for numbers."""
+from . import _torch_compat
 
 
 class ModuleRanges:
     """Ranges of the profiler, between ``begin`` and ``end``."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[torch.nn.Module, str, Any]] = []
+        self._open: list[tuple[torch.nn.Module, Any]] = []
         self._handles: list[Any] = []
-        self._names: dict[tuple[int, int], str] = {}
+        self._paths: dict[int, str] = {}
 
     def begin(self) -> None:
         """Begin, unless something was compiled."""
@@ -39,25 +38,27 @@ class ModuleRanges:
         for handle in self._handles:
             handle.remove()
         while self._open:
-            self._open.pop()[2].__exit__(None, None, None)
+            self._open.pop()[1].__exit__(None, None, None)
 
     def _enter(self, module: torch.nn.Module, inputs: object) -> None:
-        path = type(module).__name__
-        if self._open:
-            parent, above, _ = self._open[-1]
-            path = f"{above}.{self._name(parent, module)}"
-        entered: Any = torch.autograd.profiler.record_function(PREFIX + path)
-        entered.__enter__()
-        self._open.append((module, path, entered))
+        path = self._path(module)
+        self._open.append((module, _torch_compat.enter_range(_torch_compat.OF_MODULE + path)))
 
     def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         # A call that began before the hooks has no range.
         if self._open and self._open[-1][0] is module:
-            self._open.pop()[2].__exit__(None, None, None)
+            self._open.pop()[1].__exit__(None, None, None)
 
-    def _name(self, parent: torch.nn.Module, module: torch.nn.Module) -> str:
-        key = id(parent), id(module)
-        if key not in self._names:
-            names = (name for name, child in parent.named_modules() if child is module)
-            self._names[key] = re.sub(r"\d+", "*", next(names, type(module).__name__))
-        return self._names[key]
+    def _path(self, module: torch.nn.Module) -> str:
+        path = self._paths.get(id(module))
+        if path is None:
+            path = type(module).__name__
+            if self._open:
+                above = self._open[-1][0]
+                names = (name for name, child in above.named_modules() if child is module)
+                own = re.sub(r"\d+", "*", next(names, path))
+                # Wrappers such as checkpointing's keep the module under a name of theirs.
+                parts = [part for part in own.split(".") if not part.startswith("_")]
+                path = ".".join((self._paths[id(above)], *parts))
+            self._paths[id(module)] = path  # Also of a call alone, to compute it again.
+        return path

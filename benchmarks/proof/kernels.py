@@ -32,8 +32,8 @@ LAYERS = (
     *((4096, 4096), (14336, 4096), (4096, 14336)),
 )
 """Outputs and inputs of linear layers: GPT-2 124M's and Llama 8B's."""
+# Rows of training first, of every type, as there may be no time for all.
 GEMMS = tuple(itertools.product((2048, 8192, 256, 16, 1), DTYPES, LAYERS))
-"""Rows of training first, of every type, as there may be no time for all."""
 ATTENTIONS = (
     *((8, 12, 512, 64), (8, 12, 1024, 64), (4, 16, 1024, 64), (2, 32, 2048, 64)),
     *((1, 32, 2048, 128), (1, 32, 4096, 128), (1, 32, 8192, 128)),

@@ -126,7 +126,7 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
     found: dict[int, Operation] = {}
     convolutions: dict[int, Operation] = {}
     modules: dict[int, str] = {}
-    pending = [(root, _Place()) for root in recorded.experimental_event_tree()]
+    pending = [(root, _Inside()) for root in recorded.experimental_event_tree()]
     while pending:
         event, place = pending.pop()
         kind = event.tag.name
@@ -154,7 +154,7 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Inside:
     """What an event is in: an operation, ``whole`` if that has a formula; the call of a module; a
     function of the backward, by the sequence number of its forward's."""
 
@@ -165,8 +165,8 @@ class _Place:
 
 
 def _within(
-    event: Any, place: _Place, modules: dict[int, str], formulas: Mapping[str, object]
-) -> _Place:
+    event: Any, place: _Inside, modules: dict[int, str], formulas: Mapping[str, object]
+) -> _Inside:
     """The place inside of an operation; in ``modules`` its forward's module is noted."""
     if event.name.startswith(OF_MODULE):
         return replace(place, module=event.name.removeprefix(OF_MODULE))

@@ -142,9 +142,8 @@ def read_torch(root: Path) -> TorchBuild:
 
 
 def _how_to_install(version: str) -> str:
-    # PyPI's package of this name is somebody else's.
     root = Path(__file__).resolve().parent.parent
-    memprof = shlex.quote(str(root)) if (root / "pyproject.toml").exists() else "MEMPROF_FOLDER"
+    memprof = shlex.quote(str(root)) if (root / "pyproject.toml").exists() else "torch-memprof"
     return "\n    ".join(
         [
             "on Linux, PyPI's wheel is the CUDA build. In a new virtual environment:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -90,9 +91,12 @@ def _torch_config(texts: tuple[str, ...]) -> dict[str, str]:
 def _prices(value: str) -> dict[str, float]:
     pairs = _pairs(tuple(value.split(",")) if value else ())
     try:
-        return {find_gpu(name).key: float(amount) for name, amount in pairs.items()}
+        prices = {find_gpu(name).key: float(amount) for name, amount in pairs.items()}
     except ValueError as e:
         raise click.BadParameter(f"{visible(value)!r}: an amount is a number") from e
+    if not all(0 < price < math.inf for price in prices.values()):
+        raise click.BadParameter(f"{visible(value)!r}: an amount is more than 0")
+    return prices
 
 
 def _changes(value: str) -> tuple[str, ...]:
@@ -237,6 +241,9 @@ def fit(
     if changes is not None:
         _check_try(gpus, variables)
         torch_config = {**WITHOUT_TIMING, **torch_config}
+    unknown = prices.keys() - {gpu.key for gpu in gpus}
+    if unknown or (prices and not any(v.is_range for v in variables)):
+        raise click.UsageError("--price is of GPUs of --gpu, for --vary with a range: BATCH=1..256")
     if best == "throughput" and not any(v.is_range for v in variables):
         raise click.UsageError("--best throughput is for --vary with a range: BATCH=1..256")
     whole = changes is not None

@@ -119,7 +119,12 @@ def _ranks(value: str) -> Ranks:
 
 def _named(value: str) -> Callable[[], Any]:
     sys.path.append(os.getcwd())  # Also where pip's script runs, in whose folder Python looks.
-    found: Callable[[], Any] = pkgutil.resolve_name(value)
+    try:
+        found: Callable[[], Any] = pkgutil.resolve_name(value)
+    except Exception as e:  # A module may raise anything.
+        raise click.BadParameter(f"{visible(value)!r}: {type(e).__name__}: {e}") from e
+    if not callable(found):
+        raise click.BadParameter(f"{visible(value)!r} is nothing that can be called")
     return found
 
 
@@ -133,7 +138,7 @@ def executor_option(help: str) -> Callable[[Command], Command]:
     """``--executor``, None where it was not given."""
     return click.option(
         "--executor",
-        callback=read_by(_named, ImportError, AttributeError, ValueError),
+        callback=read_by(_named),
         metavar="MODULE:FACTORY",
         help=f"{help}, of the kind of concurrent.futures. [this machine]",
     )
@@ -256,6 +261,8 @@ def simulate(
         if parsed.script is not None and not os.path.exists(parsed.script):
             raise BadInput(f"there is no {parsed.script}")
         jobs = jobs_of(world_size, ranks or (), ranks_per_host)
+        if world_size is None and (link or network):
+            raise BadInput("--link and --network are of a job of several ranks: --world-size N")
     if output is not None:
         if parsed.script is not None:
             keep_apart([output], [parsed.script], "--output")

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from memprof.simulated_cuda.after_import import after_import
+
 from .work import ATTENTION, CONVOLUTION, PRODUCT, Operation, TensorInput
 
 _QUALIFIED = re.compile(r"\w+::\w+")
@@ -20,6 +22,9 @@ OF_MODULE = "memprof module "
 """Begin of the names of ranges around calls of modules; the path follows."""
 _BACKWARD = "autograd::engine::evaluate_function"
 """Begin of the name of a function of the backward, whose number is that of its forward."""
+
+set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+"""Sets which function compiles frames of Python, None for none, and returns the one before."""
 
 
 def flop_formulas() -> dict[str, Callable[..., int]]:
@@ -68,15 +73,31 @@ def around_captures(before: Callable[[], bool], after: Callable[[], None]) -> No
 
 def before_profilers(call: Callable[[], None]) -> None:
     """Call ``call`` before any profiler of torch's, ours too, is made ready or started."""
-    module = torch.autograd.profiler
     for name in ("_prepare_profiler", "_enable_profiler"):
-        act = getattr(module, name)
+        _before(torch.autograd.profiler, name, call)
 
-        def acts(*args: Any, act: Any = act, **kwargs: Any) -> None:
-            call()
-            act(*args, **kwargs)
 
-        setattr(module, name, acts)
+def before_swaps(call: Callable[[], None]) -> None:
+    """Call ``call`` before two tensors are swapped, which nobody else may know weakly then, as the
+    profiler knows the inputs of operations."""
+    _before(torch._C, "_swap_tensor_impl", call)
+
+
+def before_compilations(call: Callable[[], None]) -> None:
+    """Call ``call`` before Dynamo compiles something, which does not trace this package."""
+    after_import("torch._dynamo.trace_rules", lambda m: m.add(__name__.rpartition(".")[0]))
+    after_import("torch._dynamo.callback", lambda m: m.on_compile_start(lambda *_: call()))
+
+
+def _before(module: Any, name: str, call: Callable[[], None]) -> None:
+    act = getattr(module, name)
+
+    @functools.wraps(act)
+    def acts(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return act(*args, **kwargs)
+
+    setattr(module, name, acts)
 
 
 def enter_range(name: str) -> Any:
@@ -125,7 +146,8 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
     computes it."""
     found: dict[int, Operation] = {}
     convolutions: dict[int, Operation] = {}
-    modules: dict[int, str] = {}
+    modules: dict[tuple[int, int], str] = {}
+    backwards: dict[int, int] = {}
     pending = [(root, _Inside()) for root in recorded.experimental_event_tree()]
     while pending:
         event, place = pending.pop()
@@ -137,14 +159,20 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
                 around.allocated += size
             continue
         if kind == "TorchOp":
-            place = _within(event, place, modules, formulas)
+            place = _within(event, place, modules, backwards, formulas)
             if place.operation is not None:
                 found[first + event.correlation_id] = place.operation
                 if place.whole and "convolution" in event.name:
                     convolutions[event.correlation_id] = place.operation
         pending += [(child, place) for child in event.children]
+    of_backwards: dict[int, str] = {}
+    for event in recorded.events() if modules else ():
+        sequence = backwards.get(event.correlation_id())
+        if sequence is not None:
+            forward = event.fwd_thread_id(), sequence
+            of_backwards[event.correlation_id()] = modules.get(forward, "")
     for made in found.values():
-        made.module = made.module or modules.get(made.sequence, "")
+        made.module = made.module or of_backwards.get(made.backward, "")
     # Their strides and masks are lists, which the trees leave out.
     for event in recorded.events() if convolutions else ():
         operation = convolutions.get(event.correlation_id())
@@ -155,31 +183,38 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """What an event is in: an operation, ``whole`` if that has a formula; the call of a module; a
-    function of the backward, by the sequence number of its forward's."""
+    """What an event is inside of: an operation, ``whole`` if that has a formula; the call of a
+    module; a function of the backward, by its correlation number."""
 
     operation: Operation | None = None
     whole: bool = False
     module: str = ""
-    sequence: int = -1
+    backward: int = -1
 
 
 def _within(
-    event: Any, place: _Inside, modules: dict[int, str], formulas: Mapping[str, object]
+    event: Any,
+    place: _Inside,
+    modules: dict[tuple[int, int], str],
+    backwards: dict[int, int],
+    formulas: Mapping[str, object],
 ) -> _Inside:
-    """The place inside of an operation; in ``modules`` its forward's module is noted."""
+    """The place inside of an operation. ``modules`` gets the module of a forward by its thread and
+    autograd's number, which an operation that needs no gradient shares with the next that does: the
+    last, which is met first; ``backwards`` those numbers of functions of the backward."""
     if event.name.startswith(OF_MODULE):
         return replace(place, module=event.name.removeprefix(OF_MODULE))
     sequence = event.extra_fields.sequence_number
     if sequence >= 0:
         if event.name.startswith(_BACKWARD):
-            place = replace(place, sequence=sequence)
+            backwards[event.correlation_id] = sequence
+            place = replace(place, backward=event.correlation_id)
         elif place.module:
-            modules[sequence] = place.module
+            modules.setdefault((event.start_tid, sequence), place.module)
     # Memory that one asks for is its caller's result.
     if place.whole or event.name.startswith("aten::empty"):
         return place
-    made = Operation(event.name, event=event, module=place.module, sequence=place.sequence)
+    made = Operation(event.name, event=event, module=place.module, backward=place.backward)
     return replace(place, operation=made, whole=event.name.removeprefix("aten::") in formulas)
 
 

@@ -5,11 +5,13 @@ Note [Time of a collective]
 Ranks are not there (``simulate/ranks.py``), so that a collective launches nothing. Its bytes are
 those that each rank has to send at least, which nccl-tests' PERFORMANCE.md derives for its "bus
 bandwidth": of a buffer of ``S`` bytes, ``n`` ranks send ``2 S (n - 1) / n`` each in an all-reduce,
-``S (n - 1) / n`` in an all-gather, a reduce-scatter and an all-to-all, ``S`` in others. They go
-over the network where the group is on several hosts. One that its caller waits for is done on its
-stream, as NCCL does it since torch 2.8; another beside all, on a stream of its group, until
-``wait_tensor`` asks for its tensor, or to the end of the step: what waits for it otherwise is not
-seen. Those of a captured graph are not followed. So it is a bound, too.
+``S (n - 1) / n`` in an all-gather, a reduce-scatter and an all-to-all, ``S`` in others. Where the
+group is on several hosts they go over the network, through that of all of its GPUs of a host, as
+rings do; what is sent from one rank to another uses that of its GPU alone. One that its caller
+waits for is done on its stream, as NCCL does it since torch 2.8; another beside all, on a stream of
+its group, until ``wait_tensor`` asks for its tensor, or to the end of the step: what waits for it
+otherwise is not seen. Those of a captured graph are not followed. So it is a bound, too, but for
+switches that add up themselves (NVLink SHARP), which can be faster.
 
 An event on the caller's stream marks the collective's place in the log of work.
 """
@@ -41,9 +43,11 @@ _BUFFERS = {
     "reduce_scatter_tensor_coalesced_": 1,
     "alltoall_": 1,
     "alltoall_base_": 1,
+    "gather_": 1,
+    "scatter_": 1,
 }
 """How often each rank sends its share of the buffer that all have."""
-_WHOLE = ("broadcast_", "reduce_", "gather_", "scatter_", "send", "recv_")
+_WHOLE = ("broadcast_", "reduce_", "send", "recv_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +126,26 @@ class Collectives:
     def _note(self, name: str, args: tuple[Any, ...]) -> None:
         place = next(i for i, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
         group = torch.distributed.ProcessGroup.unbox(args[place])
+        ranks = group.size()
+        if ranks == 1:
+            return
         tensors = [[*_tensors(arg)] for arg in args[:place]]
         nbytes = max(sum(t.nbytes for t in of_arg) for of_arg in tensors)
+        members = torch.distributed.get_process_group_ranks(group)
+        host = torch.distributed.get_rank() // self._per_host
+        here = sum(rank // self._per_host == host for rank in members)
+        alone = name in ("send", "recv_")
         if name in _BUFFERS:
-            nbytes = _BUFFERS[name] * nbytes * (group.size() - 1) // group.size()
-        ranks = torch.distributed.get_process_group_ranks(group)
-        hosts = {rank // self._per_host for rank in ranks}
-        work = Work(COMMUNICATION, nbytes=nbytes, way="network" if len(hosts) > 1 else "link")
-        waits = name not in ("send", "recv_") and any(arg is False for arg in args[place:])
+            # Of an all-to-all over hosts, what goes to them is what takes long.
+            away = ranks - here if here < ranks and "alltoall" in name else ranks - 1
+            nbytes = _BUFFERS[name] * nbytes * away // ranks
+        way = "network" if here < ranks else "link"
+        shape = (1 if alone or "alltoall" in name else here,)
+        work = Work(COMMUNICATION, nbytes=nbytes, way=way, shape=shape)
         stream = 0
-        if not waits:
-            stream = self._streams.setdefault(group.group_name, -1 - len(self._streams))
+        if alone or not any(arg is False for arg in args[place:]):
+            key = group.group_name + name * alone
+            stream = self._streams.setdefault(key, -1 - len(self._streams))
         event = self._mark(functools.partial(_Mark, work=work, stream=stream))
         if stream:
             self._of_tensors |= {t.data_ptr(): event for t in tensors[0]}

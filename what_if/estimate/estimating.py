@@ -51,7 +51,9 @@ def step_time(
             # Streams share the device's units: beside one another they are no faster than in turn
             # at full speed.
             least += 0.0 if thing.work.kind in (COPY, COMMUNICATION) else speed.ns(thing.work, tf32)
-    most = max(by_type, key=by_type.__getitem__, default="bfloat16")
+    # Of several types, as if all ran at the peak of theirs.
+    peaks = {dtype: speed.flops.get(dtype, max(speed.flops.values())) for dtype in by_type}
+    at_peak = sum(flops / peaks[dtype] for dtype, flops in by_type.items())
     host = 0.0
     if table is not None:
         host = table.launch_ns * (step.launches - step.graphs) + table.graph_ns * step.graphs
@@ -68,7 +70,7 @@ def step_time(
         launches=step.launches,
         graphs=step.graphs,
         unknown=step.unknown,
-        peak_flops=speed.flops.get(most, max(speed.flops.values())),
+        peak_flops=sum(by_type.values()) / at_peak if at_peak else max(speed.flops.values()),
         source=speed.source,
     )
 

@@ -1,13 +1,16 @@
 """Which module launched something: ranges of the profiler around each call of a module.
 
 Global hooks of ``torch.nn`` name them while a step is followed. Compiled code has no calls of
-modules, and Dynamo would compile it anew for the hooks: a program with any has no time by module.
+modules, and Dynamo would trace the hooks, or compile anew for them: a program with any has no time
+by module.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
+import weakref
 from typing import Any
 
 import torch
@@ -16,49 +19,75 @@ from torch.nn.modules import module as hooks
 from . import _torch_compat
 
 
-class ModuleRanges:
-    """Ranges of the profiler, between ``begin`` and ``end``."""
+class _Calls(threading.local):
+    """Calls that are under way in a thread, each with its range."""
 
     def __init__(self) -> None:
-        self._open: list[tuple[torch.nn.Module, Any]] = []
+        self.open: list[tuple[torch.nn.Module, Any]] = []
+
+
+class ModuleRanges:
+    """Ranges of the profiler, between ``begin`` and ``end``.
+
+    Attributes:
+        whole: whether nothing was compiled, so that each call has one.
+    """
+
+    def __init__(self) -> None:
+        self.whole = False
+        self._calls = _Calls()
         self._handles: list[Any] = []
-        self._paths: dict[int, str] = {}
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
         """Begin, unless something was compiled."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is None or not dynamo.counters["stats"]["unique_graphs"]:
+            self.whole = True
             self._handles = [
                 hooks.register_module_forward_pre_hook(self._enter),
                 hooks.register_module_forward_hook(self._leave, always_call=True),
             ]
+            _torch_compat.before_compilations(self._compiling)
 
     def end(self) -> None:
-        """End; calls that are under way lose their ranges."""
+        """End; calls of this thread that are under way lose their ranges."""
         for handle in self._handles:
             handle.remove()
-        while self._open:
-            self._open.pop()[1].__exit__(None, None, None)
+        self._handles = []
+        while self._calls.open:
+            self._calls.open.pop()[1].__exit__(None, None, None)
 
+    def _compiling(self) -> None:
+        if self._handles:
+            self.whole = False
+            self.end()
+
+    # The hooks are called where a compiled module begins, too: Dynamo skips them, and must not
+    # compile what they call.
     def _enter(self, module: torch.nn.Module, inputs: object) -> None:
-        path = self._path(module)
-        self._open.append((module, _torch_compat.enter_range(_torch_compat.OF_MODULE + path)))
+        compiler = _torch_compat.set_eval_frame(None)
+        try:
+            entered = _torch_compat.enter_range(_torch_compat.OF_MODULE + self._path(module))
+            self._calls.open.append((module, entered))
+        finally:
+            _torch_compat.set_eval_frame(compiler)
 
     def _leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         # A call that began before the hooks has no range.
-        if self._open and self._open[-1][0] is module:
-            self._open.pop()[1].__exit__(None, None, None)
+        if self._calls.open and self._calls.open[-1][0] is module:
+            self._calls.open.pop()[1].__exit__(None, None, None)
 
     def _path(self, module: torch.nn.Module) -> str:
-        path = self._paths.get(id(module))
+        path = self._paths.get(module)
         if path is None:
             path = type(module).__name__
-            if self._open:
-                above = self._open[-1][0]
+            if self._calls.open:
+                above = self._calls.open[-1][0]
                 names = (name for name, child in above.named_modules() if child is module)
-                own = re.sub(r"\d+", "*", next(names, path))
+                own = re.sub(r"\d+", "*", next(names, "")) or path
                 # Wrappers such as checkpointing's keep the module under a name of theirs.
                 parts = [part for part in own.split(".") if not part.startswith("_")]
-                path = ".".join((self._paths[id(above)], *parts))
-            self._paths[id(module)] = path  # Also of a call alone, to compute it again.
+                path = ".".join((self._paths[above], *parts))
+            self._paths[module] = path  # Also of a call alone, to compute it again.
         return path

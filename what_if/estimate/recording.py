@@ -43,7 +43,8 @@ class Recording:
     def install(self) -> None:
         """Follow what is captured from now on."""
         _torch_compat.around_captures(self._begin_capture, self._end_capture)
-        _torch_compat.before_profilers(self._give_way)
+        _torch_compat.before_profilers(lambda: self._give_way(_PROFILES_ITSELF))
+        _torch_compat.before_swaps(lambda: self._give_way("the program swaps tensors"))
 
     def follow_collectives(self) -> None:
         """Follow those of this rank's as well, the others of its job not being there."""
@@ -87,6 +88,9 @@ class Recording:
     def _end_capture(self) -> None:
         try:
             self._end_profiler()
+            # What is not described has weak references to its inputs (``before_swaps``).
+            for operation in self._operations.values():
+                _torch_compat.describe(operation)
         except Exception as e:
             self.problem = repr(e)
 
@@ -110,10 +114,10 @@ class Recording:
         self._operations |= _torch_compat.operations(recorded, self._sessions << 40, self._formulas)
 
     # Kineto has one session: whoever ends it ends the other's as well, whose own end then crashes.
-    def _give_way(self) -> None:
+    def _give_way(self, problem: str) -> None:
         if self._starting or self._profiler is None:
             return
-        self.problem = _PROFILES_ITSELF
+        self.problem = problem
         self._profiler = None
         try:
             _torch_compat.drop_profiler()
@@ -153,17 +157,17 @@ class Recording:
         return RecordedStep(given, after, launches + graphs, graphs, unknown)
 
     def _work_of(self, record: control.Logged, works: dict[int, Work]) -> Work | None:
+        operation = self._operations.get(record.operation)
+        module = operation.module if operation is not None and self._modules.whole else ""
         if record.kind == control.COPY:
             if record.type == control.ON_DEVICE:
-                return Work(SET, nbytes=2 * record.bytes, pattern="copy")
+                return Work(SET, nbytes=2 * record.bytes, pattern="copy", module=module)
             way = "to device" if record.type == control.TO_DEVICE else "to host"
-            return Work(COPY, nbytes=record.bytes, way=way)
+            return Work(COPY, nbytes=record.bytes, way=way, module=module)
         if record.kind == control.SET:
-            return Work(SET, nbytes=record.bytes, pattern="copy")
+            return Work(SET, nbytes=record.bytes, pattern="copy", module=module)
         if record.kind != control.KERNEL:
             return None
-        operation = self._operations.get(record.operation)
-        module = operation.module if operation is not None else ""
         if record.batches:
             product = of_product(record.type, record.m, record.n, record.k, record.batches)
             return replace(product, module=module)

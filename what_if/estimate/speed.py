@@ -39,7 +39,10 @@ class Speed:
         if work.kind == COPY:
             return work.nbytes / self.bus * 1e9
         if work.kind == COMMUNICATION:
-            return work.nbytes / (self.network if work.way == "network" else self.link) * 1e9
+            rate = self.link
+            if work.way == "network":
+                rate = min(rate, self.network * work.shape[0])
+            return work.nbytes / rate * 1e9
         dtype = _TF32 if work.kind in tf32 and work.dtype == "float32" else work.dtype
         # A type that the data sheet leaves out is at most as fast as the fastest one.
         peak = self.flops.get(dtype, max(self.flops.values()))

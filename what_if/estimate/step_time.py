@@ -40,7 +40,7 @@ class StepTime(msgspec.Struct, kw_only=True):
         modules: those that there are, the longest first; none of compiled code.
         launches: by the host; the launch of a graph is one.
         unknown: launches whose work is not known, which count as none, or whose FLOPs are not.
-        peak_flops: FLOP/s of the GPU for products of the type that most FLOPs are in.
+        peak_flops: FLOP/s of the GPU for products of the types that they are of.
         source: of the GPU's speed.
     """
 

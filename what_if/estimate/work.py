@@ -66,7 +66,7 @@ class Operation:
         launches: how many it made.
         event: of the profiler's, as long as its inputs have not been read.
         module: path of the module whose call made it, or its forward; empty if that is not known.
-        sequence: of a backward's, autograd's number of the forward operation; else -1.
+        backward: the profiler's number of the function of the backward that made it; else -1.
         lists: of a convolution, its inputs that are lists of numbers, by place.
     """
 
@@ -78,7 +78,7 @@ class Operation:
     launches: int = 0
     event: Any = None
     module: str = ""
-    sequence: int = -1
+    backward: int = -1
     lists: list[Any] = field(default_factory=list)
 
 
@@ -92,7 +92,8 @@ class Work:
         nbytes: of device memory, read and written; of a copy over the bus, copied; of a collective,
             sent to other ranks.
         dtype: of a product's or of attention's operands.
-        shape: of a product (m, n, k); of attention (batch × heads, tokens, head size).
+        shape: of a product (m, n, k); of attention (batch × heads, tokens, head size); of a
+            collective over several hosts (GPUs of a host whose network it uses,).
         pattern: which of the kernel table's operators it is like.
         way: of attention ``forward`` or ``backward``; of a copy ``to device`` or ``to host``; of a
             collective ``link`` or ``network``.

@@ -314,7 +314,7 @@ def _times(best: Tried, varied: Variable | None, prices: Mapping[str, float]) ->
         rate = per_second(best, varied.name)
         shown.append(f"{rate:,.0f}")
         price = prices.get(best.gpu)
-        if price is not None:
+        if price is not None and rate > 0:
             shown.append(f"{price / 3600 / rate * 1e6:,.2f}")
     return shown
 

@@ -25,6 +25,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A recording that follows captures."""
     for name in ("capture_begin", "capture_end"):
         monkeypatch.setattr(torch.cuda.CUDAGraph, name, getattr(torch.cuda.CUDAGraph, name))
+    monkeypatch.setattr(torch._C, "_swap_tensor_impl", torch._C._swap_tensor_impl)
     for name in ("_prepare_profiler", "_enable_profiler"):
         monkeypatch.setattr(torch.autograd.profiler, name, getattr(torch.autograd.profiler, name))
     made = Recording()
@@ -242,6 +243,30 @@ def test_launches_have_the_module_of_their_forward(recording: Recording) -> None
     # AND the program has no hooks afterwards
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_what_is_compiled_in_the_step_knows_nothing_of_it(recording: Recording) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model, x = Twice().cuda(), torch.ones(8, 32, device="cuda")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert recording.begin()
+    model(x)
+    compiled(x)
+    step = recording.end()
+    assert step is not None
+    assert not any(w.module for w in works(step, PRODUCT))
+
+
+def test_swapped_parameters_end_the_step(recording: Recording) -> None:
+    model, x = torch.nn.Linear(8, 8).cuda(), torch.ones(8, 8, device="cuda")
+    other = torch.nn.Parameter(torch.zeros(8, 8, device="cuda"))
+    assert recording.begin()
+    model(x)
+    torch.utils.swap_tensors(model.weight, other)
+    assert recording.end() is None
+    assert "swaps tensors" in recording.problem
+    assert not model.weight.any()
 
 
 def test_of_compiled_code_there_are_no_modules(recording: Recording) -> None:

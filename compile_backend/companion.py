@@ -91,6 +91,7 @@ class CacheEntry(NamedTuple):
     source: str
 
 
+_DETAILS = msgspec.msgpack.Decoder(Details)  # At import, as in ``Stored``.
 STORED = Stored(f"companion-{VERSION}", Companion)
 
 
@@ -165,7 +166,7 @@ def restored(
 
     def read() -> None:
         try:
-            found = msgspec.msgpack.decode(companion.details, type=Details)
+            found = _DETAILS.decode(companion.details)
             record.statements = found.code.with_texts(source).statements
             record.buffers = found.buffers
             record.nodes = {

@@ -40,8 +40,9 @@ class Stored(Generic[T]):
 
     def __init__(self, name: str, type: type[T]) -> None:
         self._suffix = f"-memprof-{name}-{_PYTHON}"
-        self._type = type
         self._encoder = msgspec.msgpack.Encoder()
+        # At import: threads that decode a type for the first time at once crash msgspec 0.22.
+        self._decoder = msgspec.msgpack.Decoder(type)
 
     def _key(self, depends_on: tuple[str, ...]) -> str:
         return hashlib.sha256(repr(depends_on).encode()).hexdigest() + self._suffix
@@ -59,7 +60,7 @@ class Stored(Generic[T]):
         key = self._key(depends_on)
         for content in _torch_compat.read_from_cache(key):
             try:
-                found = msgspec.msgpack.decode(content, type=self._type)
+                found = self._decoder.decode(content)
             except msgspec.MsgspecError:
                 continue
             # Known to torch again, since this process may be the one whose artifacts are saved.

@@ -76,6 +76,12 @@ class _Calls(msgspec.Struct):
 
 _FIELDS = _some(Profile, {"format", "schema_version", "graphs", "calls", "ledger", "complete"})
 _GRAPH = _some(GraphRecord, set(), programs=_Programs)
+# At import: threads that decode a type for the first time at once crash msgspec 0.22.
+_decode_fields = msgspec.json.Decoder(_FIELDS).decode
+_decode_graph = msgspec.json.Decoder(_GRAPH).decode
+_decode_ledger = msgspec.json.Decoder(_Ledger).decode
+_decode_calls = msgspec.json.Decoder(_Calls).decode
+_decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def documents(data: bytes, path: str | None) -> list[Document]:
@@ -152,19 +158,19 @@ class Document:
         if frame.kind == Kind.HEADER:
             self._header(payload)
         elif frame.kind == Kind.FIELDS:
-            self._fields.update(msgspec.json.decode(payload, type=_FIELDS))
+            self._fields.update(_decode_fields(payload))
         elif frame.kind == Kind.GRAPH:
             self._graph(payload)
         elif frame.kind == Kind.LEDGER:
-            self._entries(msgspec.json.decode(payload, type=_Ledger))
+            self._entries(_decode_ledger(payload))
         elif frame.kind == Kind.CALLS:
-            self._calls(msgspec.json.decode(payload, type=_Calls))
+            self._calls(_decode_calls(payload))
         elif frame.kind == Kind.END:
             self._complete = True
 
     def _header(self, payload: bytes) -> None:
         try:
-            header = msgspec.json.decode(payload, type=_Header)
+            header = _decode_header(payload)
         except _BAD as e:
             where = str(e).rpartition(" - at `")[2].rstrip("`")
             raise ProfileInvalidError(
@@ -185,7 +191,7 @@ class Document:
             )
 
     def _graph(self, payload: bytes) -> None:
-        change = msgspec.json.decode(payload, type=_GRAPH)
+        change = _decode_graph(payload)
         id = change.get("id")
         if id is None or (id not in self._graphs and "kind" not in change):
             raise ValueError("a graph without its id, or a new one without its kind")

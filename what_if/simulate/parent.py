@@ -68,6 +68,8 @@ terminal tells it nothing. Where the program handles one, or ignores it (nohup),
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """Processes that remove from /dev/shm what others have left, once all these have ended."""
 
+_OUTCOMES = msgspec.json.Decoder(Outcome)  # At import: ranks end in several threads.
+
 AMPLE = 1 << 40
 """Bytes of the device on which a job that did not fit shows how much it takes."""
 
@@ -232,7 +234,7 @@ def _run(
         status = _wait(words, variables, settings, folder)
         try:
             with open(request.outcome, "rb") as written:
-                outcome = msgspec.json.decode(written.read(), type=Outcome)
+                outcome = _OUTCOMES.decode(written.read())
         except FileNotFoundError:
             outcome = Outcome(failure=None if status is None else _died(status))
         _add_processes(outcome, folder, settings.devices)

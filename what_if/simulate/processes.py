@@ -98,6 +98,11 @@ class ProcessOutcome(msgspec.Struct, kw_only=True):
     serving: Serving | None = None
 
 
+# At import: ranks end in threads of the parent, and threads that decode a type for the first time
+# at once crash msgspec 0.22.
+_OUTCOMES = msgspec.json.Decoder(ProcessOutcome)
+
+
 def _wanted_steps(folder: Path) -> int | None:
     """Optimizer steps after which the run is to be left, if it was asked for some."""
     # ``Request`` imports this module, for what these processes answer.
@@ -300,5 +305,5 @@ def outcomes(folder: str) -> list[ProcessOutcome]:
             answer = _answer_path(Path(folder), pid).read_bytes()
         except FileNotFoundError:
             answer = _started_path(Path(folder), pid).read_bytes()
-        found.append(msgspec.json.decode(answer, type=ProcessOutcome))
+        found.append(_OUTCOMES.decode(answer))
     return found

@@ -25,6 +25,8 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A recording that follows captures."""
     for name in ("capture_begin", "capture_end"):
         monkeypatch.setattr(torch.cuda.CUDAGraph, name, getattr(torch.cuda.CUDAGraph, name))
+    # Other tests may have compiled something.
+    monkeypatch.setitem(torch._dynamo.utils.counters["stats"], "unique_graphs", 0)
     monkeypatch.setattr(torch._C, "_swap_tensor_impl", torch._C._swap_tensor_impl)
     for name in ("_prepare_profiler", "_enable_profiler"):
         monkeypatch.setattr(torch.autograd.profiler, name, getattr(torch.autograd.profiler, name))
@@ -176,6 +178,7 @@ def test_a_capture_that_fails_to_begin_leaves_no_profiler(recording: Recording) 
     assert not torch._C._autograd._profiler_enabled()
 
 
+@pytest.mark.usefixtures("recording")  # which undoes what is installed
 def test_optimizers_within_backwards_and_captures_are_not_followed() -> None:
     times = StepTimes("h200-141gb", None)
     weight = torch.nn.Parameter(torch.ones(8, device="cuda"))

@@ -174,3 +174,25 @@ def test_each_run_reads_the_same(tmp_path: Path) -> None:
     assert done.stderr.split() == [b"0", b"0"]
     os.close(reading)
     os.close(writing)
+
+
+THREADS = """
+import sys, threading, msgspec
+from memprof.what_if.simulate import parent
+from memprof.what_if.simulate.request import Outcome
+data = msgspec.json.encode(Outcome())
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(4)
+def decode():
+    together.wait()
+    parent._OUTCOMES.decode(data)
+threads = [threading.Thread(target=decode) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_ranks_that_end_at_once_are_read_in_several_threads() -> None:
+    # (of three processes at least one died of SIGSEGV where the decoder was made in the threads)
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", THREADS]).returncode == 0

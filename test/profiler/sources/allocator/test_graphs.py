@@ -390,7 +390,7 @@ assert any(r.nodes for g in found for r in g.at_peak)
 
 def test_what_stays_from_capture_to_capture() -> None:
     program = """
-from memprof.profiler.live.graph_pools import left_behind
+from memprof.profiler.live.graph_pools import leaks, left_behind
 
 cache, graphs = [], []
 
@@ -408,9 +408,9 @@ with memprof.watch_graphs() as session:
 (pool,) = ended(session)
 for g in pool.graphs:
     assert left(g) == {Fate.UNEXPLAINED: 4 * MIB, Fate.HELD: 2 * MIB}, left(g)
-leak, held = left_behind(pool)
-assert leak.leaks and (leak.row.nbytes, leak.graphs) == (12 * MIB, (1, 2, 3))
-assert not held.leaks and held.row.nbytes == 6 * MIB
+(leak, graphs), (held, of_held) = left_behind(pool)
+assert leaks(leak, graphs) and (leak.nbytes, graphs) == (12 * MIB, (1, 2, 3))
+assert not leaks(held, of_held) and held.nbytes == 6 * MIB
 """
     _run(program)
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .kernel_table import table_of
-from .speed import speeds
+from .speed import speeds, type_of
 from .step_time import KindTime, ModuleTime, StepTime
 from .timeline import RecordedStep, device_ns
 from .work import COMMUNICATION, COPY, KINDS, Work
@@ -46,14 +46,12 @@ def step_time(
         if thing.work is not None:
             _count(rows, thing.work, duration)
             by_module[thing.work.module] += duration
-            in_tf32 = thing.work.kind in tf32 and thing.work.dtype == "float32"
-            by_type["tf32" if in_tf32 else thing.work.dtype] += thing.work.flops
+            by_type[type_of(thing.work, tf32)] += thing.work.flops
             # Streams share the device's units: beside one another they are no faster than in turn
             # at full speed.
             least += 0.0 if thing.work.kind in (COPY, COMMUNICATION) else speed.ns(thing.work, tf32)
     # Of several types, as if all ran at the peak of theirs.
-    peaks = {dtype: speed.flops.get(dtype, max(speed.flops.values())) for dtype in by_type}
-    at_peak = sum(flops / peaks[dtype] for dtype, flops in by_type.items())
+    at_peak = sum(flops / speed.peak(dtype) for dtype, flops in by_type.items())
     host = 0.0
     if table is not None:
         host = table.launch_ns * (step.launches - step.graphs) + table.graph_ns * step.graphs

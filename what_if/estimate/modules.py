@@ -19,7 +19,7 @@ from torch.nn.modules import module as hooks
 from . import _torch_compat
 
 
-class _Calls(threading.local):
+class _OpenCalls(threading.local):
     """Calls that are under way in a thread, each with its range."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ModuleRanges:
 
     def __init__(self) -> None:
         self.whole = False
-        self._calls = _Calls()
+        self._calls = _OpenCalls()
         self._handles: list[Any] = []
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 

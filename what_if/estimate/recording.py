@@ -8,6 +8,7 @@ was captured, so that captures are followed as well.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -87,9 +88,8 @@ class Recording:
 
     def _end_capture(self) -> None:
         try:
-            self._end_profiler()
             # What is not described has weak references to its inputs (``before_swaps``).
-            for operation in self._operations.values():
+            for operation in self._end_profiler():
                 _torch_compat.describe(operation)
         except Exception as e:
             self.problem = repr(e)
@@ -106,12 +106,15 @@ class Recording:
             self._starting = False
         return self._profiler is not None
 
-    def _end_profiler(self) -> None:
+    def _end_profiler(self) -> Collection[Operation]:
+        """Keep the operations of the session that ends, and return them."""
         if self._profiler is None:
-            return
+            return ()
         profiler, self._profiler = self._profiler, None
         recorded = _torch_compat.stop_profiler(profiler)
-        self._operations |= _torch_compat.operations(recorded, self._sessions << 40, self._formulas)
+        found = _torch_compat.operations(recorded, self._sessions << 40, self._formulas)
+        self._operations |= found
+        return found.values()
 
     # Kineto has one session: whoever ends it ends the other's as well, whose own end then crashes.
     def _give_way(self, problem: str) -> None:

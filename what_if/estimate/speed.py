@@ -43,10 +43,18 @@ class Speed:
             if work.way == "network":
                 rate = min(rate, self.network * work.shape[0])
             return work.nbytes / rate * 1e9
-        dtype = _TF32 if work.kind in tf32 and work.dtype == "float32" else work.dtype
-        # A type that the data sheet leaves out is at most as fast as the fastest one.
-        peak = self.flops.get(dtype, max(self.flops.values()))
+        peak = self.peak(type_of(work, tf32))
         return max(work.flops / peak, work.nbytes / self.bandwidth) * 1e9
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s for operands of a type; one that the data sheet leaves out is at most as fast as
+        the fastest."""
+        return self.flops.get(dtype, max(self.flops.values()))
+
+
+def type_of(work: Work, tf32: Collection[str]) -> str:
+    """The type of the operands of work as a GPU computes with them; ``tf32`` as of ``Speed.ns``."""
+    return _TF32 if work.kind in tf32 and work.dtype == "float32" else work.dtype
 
 
 @functools.cache

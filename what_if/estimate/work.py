@@ -149,9 +149,9 @@ def _of_attention(operation: Operation, formula: Callable[..., int], work: Work)
     """Heads of keys and values that several of the query's share count for each of those: torch's
     formulas refuse them."""
     way = "backward" if "backward" in operation.name else "forward"
-    query = _tensors(operation.inputs)[1 if way == "backward" else 0].sizes
+    first = 1 if way == "backward" else 0  # after the gradient of the result
     shapes = [i.sizes if isinstance(i, TensorInput) else i for i in operation.inputs]
-    first = 1 if way == "backward" else 0
+    query = shapes[first]
     for place in (first + 1, first + 2):
         sizes = shapes[place]
         shapes[place] = (*sizes[:-3], *query[-3:-2], *sizes[-2:])

@@ -13,6 +13,7 @@ So a case that fails, hangs or takes the device down costs its own rows that wer
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import json
@@ -32,6 +33,7 @@ from typing import Any
 import torch
 from shared import write_json
 
+BEGAN = time.monotonic()
 LACKING = 77
 """Exit status of a case that a missing module keeps from being measured."""
 
@@ -72,8 +74,8 @@ class Rows:
     simulated: bool = False
 
     def add(self, **row: Any) -> None:
-        """Write one more row."""
-        self.put(row)
+        """Write one more row, and when it was known: ``at_s``, seconds since the case began."""
+        self.put({**row, "at_s": round(time.monotonic() - BEGAN, 2)})
 
     def put(self, *rows: dict[str, Any], **found: Any) -> None:
         """Write rows, and what else is known of the case in the place of what was."""
@@ -209,6 +211,8 @@ def host_us(act: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
+    # The runner asks so where a case that took too long is.
+    faulthandler.register(signal.SIGUSR1)
     # Linux ends this process when the runner ends, in whatever way.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     module, case, out, device = sys.argv[1:]

@@ -253,20 +253,27 @@ def sentence(machines: list[list[dict[str, Any]]]) -> str:
 
 
 def write_kernel_tables(machines: list[list[dict[str, Any]]]) -> None:
-    """Write what was measured of kernels, medians alone, for estimates of time: by GPU."""
+    """Write what was measured of kernels, medians alone, for estimates of time: by GPU. Of a kernel
+    that several runs measured, the last run's."""
     keys = {row["name"]: key for key, row in tomllib.loads(GPUS.read_text("utf-8")).items()}
-    kernels = [c for contents in machines for c in contents if c["part"] == "kernels"]
-    for content in kernels:
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for content in (c for contents in machines for c in contents if c["part"] == "kernels"):
+        table = tables.setdefault(keys[content["machine"]["gpu"]], {})
         measured = [row for case in content["cases"].values() for row in case["rows"]]
-        lines = [json.dumps(medians(row)) for row in measured if row["kind"] != "failed"]
-        if lines and not content["simulated"]:
-            table = KERNEL_TABLES / f"{keys[content['machine']['gpu']]}.json"
-            table.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+        for row in map(medians, measured):
+            if row["kind"] != "failed" and not content["simulated"]:
+                named = {name: value for name, value in row.items() if type(value) in (str, int)}
+                table[json.dumps(named)] = row
+    for gpu, rows in tables.items():
+        if rows:
+            text = ",\n".join(map(json.dumps, rows.values()))
+            (KERNEL_TABLES / f"{gpu}.json").write_text(f"[\n{text}\n]\n", "utf-8")
 
 
 def medians(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the median in the place of all samples."""
-    kept = {name: value for name, value in row.items() if name not in ("per_second", "first_us")}
+    left_out = ("per_second", "first_us", "at_s")
+    kept = {name: value for name, value in row.items() if name not in left_out}
     for name, value in kept.items():
         if isinstance(value, dict):
             kept[name] = {"median": round(value["median"], 3)}

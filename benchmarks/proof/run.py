@@ -147,6 +147,9 @@ def limited(
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
+            # A case prints where it is; any other process ends of this signal.
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said.seek(0)

@@ -150,12 +150,15 @@ def test_a_part_that_fails_leaves_the_files_of_others_whole(
     broken, hangs, fine = (
         json.loads((tmp_path / "out" / f"{name}.json").read_text())["cases"] for name in names
     )
+    for case in (*fine.values(), *broken.values()):
+        assert all(0 <= row.pop("at_s") < 100 for row in case["rows"])
     two = [{"kind": "row", "n": 1}, {"kind": "row", "n": 2}]
     assert [(c["ended"], c["rows"]) for c in fine.values()] == [("ok", two)] * 2
     assert [c["ended"] for c in broken.values()] == ["failed", "skipped", "ok"]
     assert broken["dies"]["rows"] == two[:1]
     assert "a_module_that_nobody_has" in broken["lacks"]["error"]
     assert hangs["hangs"]["error"] == "took more than 1 s"
+    assert "in <lambda>" in hangs["hangs"]["output"]
     # AND what did not fail is said to be fine, what no time was left for is not
     assert run(parts[2:], tmp_path / "fine", MACHINE, seconds=600)
     assert not run(parts[2:], tmp_path / "late", MACHINE, seconds=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,9 @@ def optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 def profiled(**kw: Any) -> torch.profiler.profile:
     """A profiler that records what memory analysis needs."""
+    # A tensor of an earlier test that is collected while this records would be live at its start,
+    # at an address that a gradient has later.
+    gc.collect()
     return torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU],
         record_shapes=True,

@@ -61,7 +61,7 @@ endif
 
 PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
 
-.PHONY: help demo demo-simulate test pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env serving-symbols test-serving test-engine fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
+.PHONY: help demo demo-simulate test test-slow pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env serving-symbols test-serving test-engine fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
 help: ## list the targets
 	@echo "make TARGET [TORCH=$(DEFAULT_TORCH)] [TORCH_INDEX=URL] [PYTHON=$(PYTHON)] [JOBS=$(JOBS)] [ARGS='pytest arguments']"
@@ -85,7 +85,10 @@ demo-simulate: $(SIMGPU_STAMP) ## Llama 3.1 8B on 8 GPUs of 96 GB: what it reser
 test: $(if $(OTHER_TORCH),,lint typecheck) pytest ## lint, type-check and run the CPU tests (TORCH=2.15.0: tests only)
 
 pytest: $(ENVIRONMENT) ## the CPU tests alone
-	$(PY) $(PYTEST) --no-loadscope-reorder -m "not simgpu and not gpu"
+	$(PY) $(PYTEST) --no-loadscope-reorder -m "not simgpu and not gpu and not slow"
+
+test-slow: $(ENVIRONMENT) ## the CPU tests that take long: every model of the zoo, more random programs, some minutes
+	$(PY) $(PYTEST) --no-loadscope-reorder -m "slow and not simgpu and not gpu"
 
 lint: $(STAMP) ## ruff: rules and formatting; import-linter: which package may import which
 	$(VENV)/bin/ruff check .

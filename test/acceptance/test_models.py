@@ -51,7 +51,11 @@ class Measured:
     calls: list[tuple[GraphRecord, AllocationProgram, CallTruth]]
 
 
-@pytest.fixture(scope="module", params=zoo.MODELS)
+QUICK = ("mlp", "gpt2")
+MODELS = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in zoo.MODELS]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def measured(request: pytest.FixtureRequest) -> Measured:
     torch._dynamo.reset()
     with memprof.profile() as session:

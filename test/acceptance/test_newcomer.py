@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from browser.fixtures import isolated, open_file, watch
 
 from memprof.profiler.file.profile_file import read_profile
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ("--steps", "4", "--layers", "1", "--width", "64", "--context", "64")
 
 
+@pytest.mark.slow
 def test_the_demo_leaves_a_page_that_opens(browser: Browser, tmp_path: Path) -> None:
     # GIVEN the command of `make demo`, with a smaller model and fewer steps
     makefile = (ROOT / "Makefile").read_text()

@@ -119,7 +119,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_programs(part: int, made: list[str]) -> None:
     ledger = Ledger()
     described: list[Any] = []

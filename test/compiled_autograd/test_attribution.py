@@ -51,7 +51,7 @@ def train(name: str, compiled_autograd: bool) -> Trained:
     return Trained(session.profile(), parameters)
 
 
-@pytest.fixture(scope="module", params=LAYERS)
+@pytest.fixture(scope="module", params=["resnet", pytest.param("gpt2", marks=pytest.mark.slow)])
 def pair(request: pytest.FixtureRequest) -> tuple[Trained, Trained]:
     """The same steps with the backwards captured, and without."""
     return train(request.param, True), train(request.param, False)

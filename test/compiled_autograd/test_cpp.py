@@ -64,6 +64,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return torch.ops.memprof_test_autograd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["traceable", "opaque"])
 def test_custom_function(functions: Any, name: str) -> None:
     x = torch.randn(4, requires_grad=True)
@@ -71,6 +72,7 @@ def test_custom_function(functions: Any, name: str) -> None:
     check(lambda: function(function(x, 3.0), 2.0).sin().sum().backward(), [x])
 
 
+@pytest.mark.slow
 def test_hook_registered_in_cpp_is_refused_before_anything_runs(functions: Any) -> None:
     """torch cannot describe such a hook to a capture."""
     x = torch.randn(4, requires_grad=True)

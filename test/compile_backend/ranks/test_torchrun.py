@@ -47,7 +47,7 @@ class Job:
     paths: list[Path]
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job whose ranks fill one empty cache at the same time."""
     folder = tmp_path_factory.mktemp(request.param)

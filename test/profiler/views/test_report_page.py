@@ -702,6 +702,7 @@ def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     assert page.title() == "Memory of run.memprof"
 
 
+@pytest.mark.slow
 def test_a_large_profile(page: Page, tmp_path: Path) -> None:
     profile = big_profile()
     assert len(profile.calls) == 10_000

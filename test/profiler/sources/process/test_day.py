@@ -35,6 +35,7 @@ def few_objects() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_objects")
 def test_24_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a tracker that takes a snapshot every 15 s (every 5 s is the same, and takes 12 s

@@ -72,7 +72,7 @@ class _Image(Case):
 COMPILED = {"resnet": resnet, "gpt2": gpt2}
 
 
-@pytest.mark.parametrize("model", COMPILED)
+@pytest.mark.parametrize("model", ["resnet", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_compiled_training(model: str) -> None:
     # GIVEN training compiled by memprof, and Adam eager
     torch._dynamo.reset()

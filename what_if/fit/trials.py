@@ -59,9 +59,9 @@ def try_changes(
     gpu: Gpu, changes: Sequence[str], tries: Tries, on_try: Callable[[str, Tried | None], None]
 ) -> Iterator[tuple[Tried, list[Trial]]]:
     """Try a program as it is, with each change, and last with all that helped, if more than one
-    did; ``said`` is told of each as it ends, by name, and None where the program failed with it.
-    Yields after each the first one and one list of the trials so far. Raises as ``Tries.run`` for
-    the program as it is.
+    did. ``on_try`` is called as each ends with its name and what came of it, None where the program
+    failed with it. Yields after each the first one and one list of the trials so far. Raises as
+    ``Tries.run`` for the program as it is.
     """
     before = tries.run(gpu, {})
     on_try("as it is", before)

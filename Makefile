@@ -59,7 +59,7 @@ else
   PY := $(VENV)/bin/python
 endif
 
-PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile $(ARGS)
+PYTEST = -m pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: help demo demo-simulate test test-slow pytest lint lint-js format typecheck typecheck-tests changelog test-simgpu test-simgpu-slow serving-env serving-symbols test-serving test-engine fuzz-trees test-gpu docs gallery dist test-dist sbom conda-recipe coverage proof-kit prove-gpu-rehearsal real-gpu-page bench-memory bench-simulate bench-trees bench-call bench-start bench doctor setup clean
 
@@ -85,10 +85,10 @@ demo-simulate: $(SIMGPU_STAMP) ## Llama 3.1 8B on 8 GPUs of 96 GB: what it reser
 test: $(if $(OTHER_TORCH),,lint typecheck) pytest ## lint, type-check and run the CPU tests (TORCH=2.15.0: tests only)
 
 pytest: $(ENVIRONMENT) ## the CPU tests alone
-	$(PY) $(PYTEST) --no-loadscope-reorder -m "not simgpu and not gpu and not slow"
+	$(PY) $(PYTEST) -m "not simgpu and not gpu and not slow"
 
 test-slow: $(ENVIRONMENT) ## the CPU tests that take long: every model of the zoo, more random programs, some minutes
-	$(PY) $(PYTEST) --no-loadscope-reorder -m "slow and not simgpu and not gpu"
+	$(PY) $(PYTEST) -m "slow and not simgpu and not gpu"
 
 lint: $(STAMP) ## ruff: rules and formatting; import-linter: which package may import which
 	$(VENV)/bin/ruff check .
@@ -121,6 +121,8 @@ coverage: $(STAMP) $(SIMGPU_STAMP) ## how much of the product the tests run, at 
 changelog: $(STAMP) ## docs/changes.md from the fragments in docs/news: make changelog ARGS='--version 0.3.0'
 	$(VENV)/bin/towncrier build --yes $(ARGS)
 
+# Its tests wait for processes that they start: one more worker than cores.
+test-simgpu: JOBS := $(if $(filter auto,$(JOBS)),$(shell expr $$(nproc) + 1),$(JOBS))
 test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and not slow"
 

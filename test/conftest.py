@@ -119,8 +119,19 @@ LONG = (
     "compiled_autograd/test_fsdp.py",
     "profiler/sources/trace/test_categories.py",
     "compile_backend/test_streaming.py",
+    # On the simulated device:
+    "what_if/simulate/test_serving.py",
+    "profiler/sources/allocator/test_out_of_memory.py",
+    "what_if/simulate/test_processes.py",
+    "profiler/sources/allocator/test_categories.py",
+    "profiler/sources/allocator/test_growth.py",
+    "profiler/sources/allocator/test_graphs.py",
+    "what_if/gate/test_plugin.py",
+    "what_if/simulate/test_many_ranks.py",
+    "what_if/fit/test_on_device.py",
+    "acceptance/test_device_memory.py",
 )
-"""Files that take long on the CPU, the longest first."""
+"""Files that take long, the longest first; first those of the CPU."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

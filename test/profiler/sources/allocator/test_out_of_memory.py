@@ -377,7 +377,9 @@ for program in (warm_up, recording, forward, backward, inference, uncaught):
 
 
 @pytest.mark.simgpu
-@pytest.mark.parametrize("eager", [False, True], ids=["", "eager"])
+@pytest.mark.parametrize(
+    "eager", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "eager"]
+)
 def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     log = _run(tmp_path, _COMPILED, eager)
     found = Reports(tmp_path)

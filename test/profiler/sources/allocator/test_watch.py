@@ -97,9 +97,14 @@ assert not account.notes, account.notes
     [
         "",
         "expandable_segments:True",
-        "max_split_size_mb:30",
-        "roundup_power2_divisions:4",
-        "garbage_collection_threshold:0.6",
+        *(
+            pytest.param(settings, marks=pytest.mark.slow)
+            for settings in (
+                "max_split_size_mb:30",
+                "roundup_power2_divisions:4",
+                "garbage_collection_threshold:0.6",
+            )
+        ),
     ],
 )
 def test_the_history_agrees_with_the_snapshot(settings: str) -> None:

@@ -29,8 +29,7 @@ class GPT2Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-        result: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return result
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class GPT2(nn.Module):
@@ -59,8 +58,7 @@ class GPT2(nn.Module):
             x = block(x)
             if self.break_every and i % self.break_every == 0:
                 torch._dynamo.graph_break()
-        result: Tensor = self.head(self.norm(x))
-        return result
+        return self.head(self.norm(x))
 
 
 # Llama
@@ -116,8 +114,7 @@ class LlamaAttention(nn.Module):
             mask = torch.arange(k.shape[2], device=x.device) <= positions[:, None]
         k, v = (z.repeat_interleave(self.heads // self.kv_heads, 1) for z in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        result: Tensor = self.out(y.transpose(1, 2).reshape(b, t, c))
-        return result
+        return self.out(y.transpose(1, 2).reshape(b, t, c))
 
 
 class GatedMLP(nn.Module):
@@ -127,8 +124,7 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return result
+        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class LlamaBlock(nn.Module):
@@ -139,8 +135,7 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor, positions: Tensor | None = None) -> Tensor:
         x = x + self.attention(self.norm1(x), table, positions)
-        result: Tensor = x + self.mlp(self.norm2(x))
-        return result
+        return x + self.mlp(self.norm2(x))
 
 
 class Llama(nn.Module):
@@ -170,8 +165,7 @@ class Llama(nn.Module):
         table = table.to(x.dtype)
         for block in self.blocks:
             x = block(x, table, positions)
-        result: Tensor = self.head(self.norm(x))
-        return result
+        return self.head(self.norm(x))
 
 
 class Loss(nn.Module):

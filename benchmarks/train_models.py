@@ -32,8 +32,7 @@ class LoRA(nn.Module):
         self.up = nn.Linear(rank, base.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.base(x) + 2.0 * self.up(self.down(x))
-        return result
+        return self.base(x) + 2.0 * self.up(self.down(x))
 
 
 def llama_lora() -> nn.Module:

@@ -133,8 +133,7 @@ class Summed(nn.Sequential):
     """Layers with a loss that needs no labels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = super().forward(x).float().square().mean()
-        return result
+        return super().forward(x).float().square().mean()
 
 
 # GPT-2 124M, and ways of training it

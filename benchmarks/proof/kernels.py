@@ -91,13 +91,14 @@ def attention(rows: Rows) -> None:
         # Two products, of which half is masked; the backward has five.
         flops = 2 * batch * heads * tokens**2 * size
         what = {
+            "kind": "attention",
+            "bytes": 4 * q.nbytes,
             "batch": batch,
             "heads": heads,
             "tokens": tokens,
             "size": size,
             "dtype": str(dtype),
         }
-        what |= {"kind": "attention", "bytes": 4 * q.nbytes}
         rate(rows, [torch.no_grad()(forward)], direction="forward", flops=flops, **what)
         rate(rows, [backward], direction="backward", flops=flops * 5 // 2, **what)
 

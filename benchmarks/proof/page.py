@@ -257,17 +257,16 @@ def write_kernel_tables(machines: list[list[dict[str, Any]]]) -> None:
     that several runs measured, the last run's."""
     keys = {row["name"]: key for key, row in tomllib.loads(GPUS.read_text("utf-8")).items()}
     tables: dict[str, dict[str, dict[str, Any]]] = {}
-    for content in (c for contents in machines for c in contents if c["part"] == "kernels"):
-        table = tables.setdefault(keys[content["machine"]["gpu"]], {})
-        measured = [row for case in content["cases"].values() for row in case["rows"]]
-        for row in map(medians, measured):
-            if row["kind"] != "failed" and not content["simulated"]:
-                named = {name: value for name, value in row.items() if type(value) in (str, int)}
-                table[json.dumps(named)] = row
+    parts = [c for contents in machines for c in contents if c["part"] == "kernels"]
+    for content in (part for part in parts if not part["simulated"]):
+        gpu = keys[content["machine"]["gpu"]]
+        for row in (row for case in content["cases"].values() for row in case["rows"]):
+            named = {name: value for name, value in row.items() if type(value) in (str, int)}
+            if row["kind"] != "failed":
+                tables.setdefault(gpu, {})[json.dumps(named)] = medians(row)
     for gpu, rows in tables.items():
-        if rows:
-            text = ",\n".join(map(json.dumps, rows.values()))
-            (KERNEL_TABLES / f"{gpu}.json").write_text(f"[\n{text}\n]\n", "utf-8")
+        text = ",\n".join(map(json.dumps, rows.values()))
+        (KERNEL_TABLES / f"{gpu}.json").write_text(f"[\n{text}\n]\n", "utf-8")
 
 
 def medians(row: dict[str, Any]) -> dict[str, Any]:

@@ -74,8 +74,7 @@ class Attention(nn.Module):
         scores.masked_fill_(hidden, -torch.inf)
         weights = self.dropout(torch.softmax(scores / key.shape[-1] ** 0.5, dim=-1))
         context = (weights @ value).transpose(1, 2)
-        result: Tensor = self.out(context.reshape(batch, length, WIDTH))
-        return result
+        return self.out(context.reshape(batch, length, WIDTH))
 
 
 class FusedAttention(nn.Module):
@@ -93,8 +92,7 @@ class FusedAttention(nn.Module):
         context = F.scaled_dot_product_attention(
             query, key, value, dropout_p=DROPOUT if self.training else 0.0, is_causal=True
         )
-        result: Tensor = self.out(context.transpose(1, 2).reshape(batch, length, WIDTH))
-        return result
+        return self.out(context.transpose(1, 2).reshape(batch, length, WIDTH))
 
 
 class Block(nn.Module):
@@ -141,8 +139,7 @@ class GPT2(nn.Module):
         positions = self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         x = self.dropout(embedded + positions)
         x = self.norm(self.blocks(x))
-        result: Tensor = self.head(x)
-        return result
+        return self.head(x)
 
 
 def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:

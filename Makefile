@@ -121,8 +121,6 @@ coverage: $(STAMP) $(SIMGPU_STAMP) ## how much of the product the tests run, at 
 changelog: $(STAMP) ## docs/changes.md from the fragments in docs/news: make changelog ARGS='--version 0.3.0'
 	$(VENV)/bin/towncrier build --yes $(ARGS)
 
-# Its tests wait for processes that they start: one more worker than cores.
-test-simgpu: JOBS := $(if $(filter auto,$(JOBS)),$(shell expr $$(nproc) + 1),$(JOBS))
 test-simgpu: $(SIMGPU_STAMP) ## tests on the simulated CUDA device, values included
 	SIMGPU_VALUES=1 $(SIMGPU_PY) $(PYTEST) -m "simgpu and not slow"
 

@@ -41,12 +41,15 @@ def step_time(
     rows: dict[str, KindTime] = {}
     by_module: defaultdict[str, float] = defaultdict(float)
     by_type: defaultdict[str, int] = defaultdict(int)
+    at_least: set[str] = set()
     least = 0.0
     for thing, duration in zip(step.given, durations, strict=True):
         if thing.work is not None:
             _count(rows, thing.work, duration)
             by_module[thing.work.module] += duration
             by_type[type_of(thing.work, tf32)] += thing.work.flops
+            if table is not None and not table.knows(thing.work):
+                at_least.add(thing.work.kind)
             # Streams share the device's units: beside one another they are no faster than in turn
             # at full speed.
             least += 0.0 if thing.work.kind in (COPY, COMMUNICATION) else speed.ns(thing.work, tf32)
@@ -68,6 +71,7 @@ def step_time(
         launches=step.launches,
         graphs=step.graphs,
         unknown=step.unknown,
+        at_least=sorted(at_least),
         peak_flops=sum(by_type.values()) / at_peak if at_peak else max(speed.flops.values()),
         source=speed.source,
     )

@@ -63,6 +63,12 @@ class KernelTable:
         pattern = work.way if work.kind == COPY else work.pattern
         return max(least, self._by_bytes(pattern, work.nbytes))
 
+    def knows(self, work: Work) -> bool:
+        """Tells whether kernels like this work were measured. What only moves memory is like others
+        that do; a product or a convolution of which none was is at the speed of the data sheet."""
+        types = (work.dtype, "bfloat16") if work.dtype == "float16" else (work.dtype,)
+        return not work.flops or any((work.kind, work.way, t) in self._behind for t in types)
+
     def _by_bytes(self, pattern: str, nbytes: int) -> float:
         rows = self._moving.get(pattern)
         if not rows:

@@ -42,7 +42,8 @@ def show(page: Page, time: StepTime) -> None:
     if time.flops:
         page.line(
             f"  {time.flops / 1e12:,.3g} TFLOP, {time.utilisation:.1%} of the "
-            f"{time.peak_flops / 1e12:,.0f} TFLOP/s of its data sheet (MFU)"
+            f"{time.peak_flops / 1e12:,.0f} TFLOP/s of its data sheet for these types; "
+            "what is computed again counts"
         )
     if time.host_ns > time.device_ns:
         page.indented(
@@ -50,9 +51,17 @@ def show(page: Page, time: StepTime) -> None:
             f"{in_words(time.host_ns)}, the device {in_words(time.device_ns)}",
             2,
         )
+    if time.at_least:
+        page.indented(
+            f"of {' and '.join(time.at_least)} some were not measured on this GPU: they take "
+            "longer than here, where they run at the speed of its data sheet",
+            2,
+        )
     if time.unknown:
-        page.line(
-            f"  of {time.unknown:,} launches the work is not known, or not all: it is missing"
+        page.indented(
+            f"of {time.unknown:,} launches the work is not known, or not all: it is missing, and "
+            "the step takes longer",
+            2,
         )
 
 

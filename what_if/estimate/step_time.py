@@ -40,6 +40,7 @@ class StepTime(msgspec.Struct, kw_only=True):
         modules: those that there are, the longest first; none of compiled code.
         launches: by the host; the launch of a graph is one.
         unknown: launches whose work is not known, which count as none, or whose FLOPs are not.
+        at_least: kinds of which some were not measured, and count at the speed of the data sheet.
         peak_flops: FLOP/s of the GPU for products of the types that they are of.
         source: of the GPU's speed.
     """
@@ -52,6 +53,7 @@ class StepTime(msgspec.Struct, kw_only=True):
     launches: int
     graphs: int
     unknown: int
+    at_least: list[str] = []
     peak_flops: float
     source: str
 
@@ -66,5 +68,6 @@ class StepTime(msgspec.Struct, kw_only=True):
 
     @property
     def utilisation(self) -> float:
-        """The share of the GPU's FLOP/s that the step's FLOPs are (MFU)."""
+        """The share of the GPU's FLOP/s that the step's FLOPs are, recomputed ones too (HFU; where
+        nothing is computed again the same as MFU)."""
         return self.flops / self.peak_flops / (self.step_ns / 1e9) if self.step_ns else 0.0

@@ -6,7 +6,9 @@ An operation reads each of its tensors once and writes once what it returns or c
 several elements share (an expanded dimension) counts once. What it returns is what it allocated. An
 operation that looks up some of its first tensor reads no more of it than it writes. FLOPs are those
 of the sizes that cuBLAS was given for a matrix product, and of ``torch.utils.flop_counter``'s
-formulas for attention and convolutions; causal attention is half. Of Inductor's kernels a tensor
+formulas for attention and convolutions; causal attention is half; a grouped product's are those of
+all its rows, also of those past its last group. Of recurrent layers, of templates of Inductor's and
+of kernels of the user's own they are not known. Of Inductor's other kernels a tensor
 counts as far as the kernel's number of elements reaches: it may be a look-up. All of this is at
 most what a kernel needs to do, so that times from it are bounds.
 """
@@ -35,6 +37,10 @@ _DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "int8", 14: "bfloat16", 
 _SIZES = {"float32": 4, "float64": 8, "float16": 2, "int8": 1, "bfloat16": 2, "float8": 1}
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "set_")
+_NOT_KNOWN = ("_cudnn_rnn", "miopen_rnn", "_scaled_grouped_mm")
+"""Operations that compute products in kernels of their own, of which nobody told the sizes."""
+_GENERATED = ("poi", "red", "per", "for", "mix", "spl", "unk")
+"""Inductor's kinds of kernels that are no templates; a template computes products or attention."""
 _LOOKS_UP = ("embedding", "index", "gather", "index_select", "nll_loss", "take", "slice")
 
 
@@ -131,9 +137,12 @@ def of_operation(operation: Operation, flops_of: Mapping[str, Callable[..., int]
     read, written = _traffic(operation, base)
     nbytes = read + written
     formula = flops_of.get(base)
-    if formula is None:
-        return Work(OTHER, nbytes=nbytes, pattern=_pattern(base))
     tensors = _tensors(operation.inputs)
+    if base == "_grouped_mm":
+        return _of_grouped(tensors[0], tensors[1], nbytes)
+    if formula is None:
+        in_part = base.startswith(_NOT_KNOWN)
+        return Work(OTHER, nbytes=nbytes, pattern=_pattern(base), in_part=in_part)
     dtype = tensors[0].dtype if tensors else "float32"
     kind = ATTENTION if "attention" in base else CONVOLUTION
     try:
@@ -143,6 +152,15 @@ def of_operation(operation: Operation, flops_of: Mapping[str, Callable[..., int]
     except Exception:
         # An overload that the formula does not know.
         return Work(kind, 0, nbytes, dtype, in_part=True)
+
+
+def _of_grouped(a: TensorInput, b: TensorInput, nbytes: int) -> Work:
+    """Products of groups of rows, of columns, or of what both have in common: the dimension of
+    groups is missing from the operands that are cut into them."""
+    m, k = a.sizes[-2:]
+    n = b.sizes[-1]
+    groups = a.sizes[0] if len(a.sizes) == len(b.sizes) == 3 else 1
+    return Work(PRODUCT, 2 * groups * m * n * k, nbytes, a.dtype, (groups * m, n, k))
 
 
 def _of_attention(operation: Operation, formula: Callable[..., int], work: Work) -> Work:
@@ -222,7 +240,8 @@ def _of_triton(operation: Operation) -> Work:
     )
     nbytes = sum(min(t.nbytes, elements * t.item_bytes) for t in _tensors(operation.inputs))
     pattern = "pointwise" if "_poi_" in operation.name else "reduction"
-    return Work(OTHER, nbytes=nbytes, pattern=pattern)
+    in_part = operation.name.split("_")[1] not in _GENERATED
+    return Work(OTHER, nbytes=nbytes, pattern=pattern, in_part=in_part)
 
 
 def _tensors(inputs: Sequence[Any]) -> list[TensorInput]:

@@ -139,7 +139,7 @@ def render_trials(
 def _slower(trial: Trial) -> tuple[str, str]:
     if trial.slower_ns is None:
         return "", ""
-    ms = trial.slower_ns / 1e6
+    ms = round(trial.slower_ns / 1e6, 2) + 0.0  # Not -0.00.
     return f"{ms:+,.2f}", f"{ms / (trial.saved / 2**30):,.2f}" if trial.saved > 0 else ""
 
 

@@ -151,15 +151,16 @@ class HostReads:
         return known
 
     def hangs_on(self) -> list[str]:
-        """Sentences about lines on whose branches or sizes the result may hang: they found whole
+        """Sentences about lines on whose branches or sizes the result may depend: they found whole
         numbers or truth values that nobody knows."""
         order = sorted(self._decides, key=lambda x: (self._decides[x], -self._found[x][0]))
         notes = []
         for line in order[:_LINES_NAMED]:
             found, other = ("false", "true") if self._decides[line] == "?" else ("0", "NUMBER")
             notes.append(
-                f"it may hang on {named(line)}, which looked at a value that nothing had computed "
-                f"and found {found}: --pretend {named(line)}={other} shows the other way"
+                f"the result may depend on {named(line)}, which looked at a value that nothing "
+                f"had computed and found {found}: --pretend {named(line)}={other} shows the other "
+                "way"
             )
         if len(order) > _LINES_NAMED:
             notes.append(

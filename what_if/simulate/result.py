@@ -175,10 +175,9 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
         above = ""
         if limit is not None and s.needed > limit:
             above = f", more than {page.bytes(limit)} of --fail-above"
-        page.line(f"Fits {gpu}: {needs}{above}, {spare} to spare, {seen}", "bold")
         caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
-        if caught:
-            page.line(f"  it ran out of memory {caught:,} times, and went on", "yellow")
+        only = f" only as it went on after running out of memory {caught:,} times" if caught else ""
+        page.line(f"Fits {gpu}{only}: {needs}{above}, {spare} to spare, {seen}", "bold")
     if s.outcome.undecided:
         page.indented(s.outcome.undecided, 2)
     elif account is not None and failure is None:
@@ -275,13 +274,15 @@ def _processes(page: Page, s: Simulation) -> None:
     """A row a process that the script started, and what all used at once."""
     page.section("By process")
     table = page.table("process", "device", ">reserved", ">allocated")
+    own = [("the script's own", account) for account in s.outcome.accounts]
     for process in s.outcome.processes:
         what = f"{process.process} {process.name}".strip()
         if process.lost:
             table.add_row(f"{what} (was killed, and left no account)", "", "", "")
-        for account in process.accounts:
-            figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
-            table.add_row(what, account.device, *figures)
+        own += [(what, account) for account in process.accounts]
+    for what, account in own:
+        figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
+        table.add_row(what, account.device, *figures)
     page.show(table)
     for device, nbytes in enumerate(s.outcome.used):
         if nbytes:

@@ -38,6 +38,9 @@ def test_products_stay_behind_as_the_measured_ones_did() -> None:
     table = KernelTable(SLOW)
     # A product of 1000 rows takes 2 ms by the data sheet.
     table.add(gemm(1000, us=4000))
+    assert table.knows(product("float16", 8, 8, 8, 1))
+    assert not table.knows(product("float8", 8, 8, 8, 1))
+    assert table.knows(Work(OTHER, nbytes=8))
     assert table.ns(product("bfloat16", 1000, 1000, 1000, 1)) == pytest.approx(4e6)
     # THEN another of its size in all directions is as far behind
     assert table.ns(product("bfloat16", 2000, 1000, 1000, 1)) == pytest.approx(8e6)

@@ -86,6 +86,35 @@ def test_a_formula_that_refuses_is_said() -> None:
     assert (found.flops, found.in_part) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("triton_poi_fused_add_0", True),
+        ("triton_red_fused_sum_1", True),
+        ("triton_tem_fused_mm_2", False),
+        ("aten::_cudnn_rnn", False),
+        ("aten::add", True),
+    ],
+)
+def test_products_in_kernels_that_tell_no_sizes_are_said(name: str, known: bool) -> None:
+    found = of_operation(Operation(name, [tensor(64, 64), tensor(64, 64), 4096]), {})
+    assert found.in_part is not known
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "flops"),
+    [
+        ((100, 32), (4, 32, 16), 2 * 100 * 32 * 16),
+        ((32, 100), (100, 16), 2 * 32 * 100 * 16),
+        ((4, 25, 32), (4, 32, 16), 2 * 4 * 25 * 32 * 16),
+        ((4, 25, 32), (32, 100), 2 * 25 * 32 * 100),
+    ],
+)
+def test_products_of_groups(a: tuple[int, ...], b: tuple[int, ...], flops: int) -> None:
+    found = of_operation(Operation("aten::_grouped_mm", [tensor(*a), tensor(*b)]), {})
+    assert (found.kind, found.flops) == (work.PRODUCT, flops)
+
+
 def test_inductors_kernels_reach_as_far_as_their_elements() -> None:
     table = tensor(50_000, 64)
     operation = Operation("triton_poi_fused_embedding_0", [table, tensor(8, 64), 512])

@@ -245,7 +245,7 @@ def test_a_figure_that_hangs_on_a_value(tmp_path: Path) -> None:
     assert status == 0, error
     # AND the second could not know it, which the verdict says
     (said,) = result["ranks"][0]["notes"]
-    assert said.startswith(f"it may hang on {where}, which looked at a value")
+    assert said.startswith(f"the result may depend on {where}, which looked at a value")
     assert f"found false: --pretend {where}=true" in said
     assert result["ranks"][0]["allocated_bytes"] // (4 << 20) == 3
     # AND the other way can be asked for

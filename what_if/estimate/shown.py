@@ -16,7 +16,8 @@ def show(page: Page, time: StepTime) -> None:
     page.section("Time of a step")
     whole = in_words(time.step_ns)
     if time.measured:
-        page.line(f"  about {whole}, from measured kernels of this GPU")
+        word = "at least" if time.unknown or time.at_least else "about"
+        page.line(f"  {word} {whole}, from measured kernels of this GPU")
     else:
         page.line(f"  no faster than {whole}: what its data sheet allows")
     table = page.table(">ms", ">share", ">launches", ">TFLOP/s", ">GB/s", "kind")

@@ -56,9 +56,7 @@ class KernelTable:
         """Nanoseconds that work takes."""
         least = self.speed.ns(work, tf32)
         if work.kind in (PRODUCT, ATTENTION):
-            rows = self._behind.get((work.kind, work.way, work.dtype), ())
-            if not rows and work.dtype == "float16":  # whose tensor cores are as fast
-                rows = self._behind.get((work.kind, work.way, "bfloat16"), ())
+            rows = self._like(work)
             return max(least * (_nearest(rows, _sizes(work)) if rows else 1.0), self.kernel_ns)
         pattern = work.way if work.kind == COPY else work.pattern
         return max(least, self._by_bytes(pattern, work.nbytes))
@@ -66,8 +64,13 @@ class KernelTable:
     def knows(self, work: Work) -> bool:
         """Tells whether kernels like this work were measured. What only moves memory is like others
         that do; a product or a convolution of which none was is at the speed of the data sheet."""
-        types = (work.dtype, "bfloat16") if work.dtype == "float16" else (work.dtype,)
-        return not work.flops or any((work.kind, work.way, t) in self._behind for t in types)
+        return not work.flops or bool(self._like(work))
+
+    def _like(self, work: Work) -> Sequence[tuple[Sizes, float]]:
+        rows = self._behind.get((work.kind, work.way, work.dtype), ())
+        if not rows and work.dtype == "float16":  # whose tensor cores are as fast
+            rows = self._behind.get((work.kind, work.way, "bfloat16"), ())
+        return rows
 
     def _by_bytes(self, pattern: str, nbytes: int) -> float:
         rows = self._moving.get(pattern)

@@ -8,9 +8,9 @@ operation that looks up some of its first tensor reads no more of it than it wri
 of the sizes that cuBLAS was given for a matrix product, and of ``torch.utils.flop_counter``'s
 formulas for attention and convolutions; causal attention is half; a grouped product's are those of
 all its rows, also of those past its last group. Of recurrent layers, of templates of Inductor's and
-of kernels of the user's own they are not known. Of Inductor's other kernels a tensor
-counts as far as the kernel's number of elements reaches: it may be a look-up. All of this is at
-most what a kernel needs to do, so that times from it are bounds.
+of kernels of the user's own they are not known. Of Inductor's other kernels a tensor counts as far
+as the kernel's number of elements reaches: it may be a look-up. All of this is at most what a
+kernel needs to do, so that times from it are bounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DTYPES = {0: "float32", 1: "float64", 2: "float16", 3: "int8", 14: "bfloat16", 
 _SIZES = {"float32": 4, "float64": 8, "float16": 2, "int8": 1, "bfloat16": 2, "float8": 1}
 
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "set_")
-_NOT_KNOWN = ("_cudnn_rnn", "miopen_rnn", "_scaled_grouped_mm")
+_NOT_KNOWN = ("_cudnn_rnn", "_scaled_grouped_mm")
 """Operations that compute products in kernels of their own, of which nobody told the sizes."""
 _GENERATED = ("poi", "red", "per", "for", "mix", "spl", "unk")
 """Inductor's kinds of kernels that are no templates; a template computes products or attention."""
@@ -136,27 +136,30 @@ def of_operation(operation: Operation, flops_of: Mapping[str, Callable[..., int]
         return _of_triton(operation)
     read, written = _traffic(operation, base)
     nbytes = read + written
-    formula = flops_of.get(base)
-    tensors = _tensors(operation.inputs)
     if base == "_grouped_mm":
-        return _of_grouped(tensors[0], tensors[1], nbytes)
-    if formula is None:
+        kind = PRODUCT
+    elif base in flops_of:
+        kind = ATTENTION if "attention" in base else CONVOLUTION
+    else:
         in_part = base.startswith(_NOT_KNOWN)
         return Work(OTHER, nbytes=nbytes, pattern=_pattern(base), in_part=in_part)
+    tensors = _tensors(operation.inputs)
     dtype = tensors[0].dtype if tensors else "float32"
-    kind = ATTENTION if "attention" in base else CONVOLUTION
     try:
+        if kind == PRODUCT:
+            return _of_grouped(tensors[0], tensors[1], nbytes)
         if kind == CONVOLUTION:
             return Work(kind, _of_convolution(operation), nbytes, dtype)
-        return _of_attention(operation, formula, Work(kind, 0, nbytes, dtype))
+        return _of_attention(operation, flops_of[base], Work(kind, 0, nbytes, dtype))
     except Exception:
         # An overload that the formula does not know.
         return Work(kind, 0, nbytes, dtype, in_part=True)
 
 
 def _of_grouped(a: TensorInput, b: TensorInput, nbytes: int) -> Work:
-    """Products of groups of rows, of columns, or of what both have in common: the dimension of
-    groups is missing from the operands that are cut into them."""
+    """Work of products of groups: of (m, k) and (groups, k, n), whose rows are cut into groups, of
+    (groups, m, k) and (k, n), whose columns are, of (m, k) and (k, n), whose k is, or of (groups, m,
+    k) and (groups, k, n)."""
     m, k = a.sizes[-2:]
     n = b.sizes[-1]
     groups = a.sizes[0] if len(a.sizes) == len(b.sizes) == 3 else 1

@@ -139,8 +139,10 @@ def render_trials(
 def _slower(trial: Trial) -> tuple[str, str]:
     if trial.slower_ns is None:
         return "", ""
-    ms = round(trial.slower_ns / 1e6, 2) + 0.0  # Not -0.00.
-    return f"{ms:+,.2f}", f"{ms / (trial.saved / 2**30):,.2f}" if trial.saved > 0 else ""
+    ms = trial.slower_ns / 1e6
+    # With 0.0 added -0.0 is 0.0.
+    per_gib = round(ms / (trial.saved / 2**30), 2) + 0.0 if trial.saved > 0 else None
+    return f"{round(ms, 2) + 0.0:+,.2f}", "" if per_gib is None else f"{per_gib:,.2f}"
 
 
 def _sentence(trial: Trial) -> str:

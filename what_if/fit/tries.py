@@ -213,7 +213,9 @@ def _limit(s: Simulation) -> tuple[str, int]:
     moments = s.failed_at or ([s.outcome.out_of_memory] if s.outcome.out_of_memory else [])
     moment = next((m for m in moments if m.failure is not None), None)
     if moment is not None and (failure := moment.failure) is not None:
-        went_on = "" if s.outcome.failure is not None or s.failed_at else "; the script went on"
+        # Where a device failed before, what went on was the run on an ample one.
+        goes_on = s.outcome.failure is None and not s.failed_at
+        went_on = "; the script went on" if goes_on else ""
         reason = f"{asked(failure, format_bytes)} {asker(failure)}{went_on}"
         return reason, max(failure.wanted - failure.left(moment.reserved), 0)
     over, reason = max(s.needed - s.gpu.memory, 0), "out of memory"

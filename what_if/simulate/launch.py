@@ -215,7 +215,7 @@ class _Run:
             *self._reads.misfits,
             *self._reads.unused(),
             *self._messages.notes,
-            *self._reads.hangs_on(),
+            *self._reads.depends_on(),
             *unused_settings(self._settings),
         ]
         if self._times is not None:

@@ -150,7 +150,7 @@ class HostReads:
                 self._decides[line] = _FORMATS.get(dtype, "")
         return known
 
-    def hangs_on(self) -> list[str]:
+    def depends_on(self) -> list[str]:
         """Sentences about lines on whose branches or sizes the result may depend: they found whole
         numbers or truth values that nobody knows."""
         order = sorted(self._decides, key=lambda x: (self._decides[x], -self._found[x][0]))

@@ -271,18 +271,17 @@ def _graph_sizes(page: Page, sizes: Sequence[GraphSize]) -> None:
 
 
 def _processes(page: Page, s: Simulation) -> None:
-    """A row a process that the script started, and what all used at once."""
+    """Rows of the script's own process and of each that it started, and what all used at once."""
     page.section("By process")
     table = page.table("process", "device", ">reserved", ">allocated")
-    own = [("the script's own", account) for account in s.outcome.accounts]
-    for process in s.outcome.processes:
-        what = f"{process.process} {process.name}".strip()
-        if process.lost:
+    rows = [("the script's own", s.outcome.accounts, False)]
+    rows += [(f"{p.process} {p.name}".strip(), p.accounts, p.lost) for p in s.outcome.processes]
+    for what, accounts, lost in rows:
+        if lost:
             table.add_row(f"{what} (was killed, and left no account)", "", "", "")
-        own += [(what, account) for account in process.accounts]
-    for what, account in own:
-        figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
-        table.add_row(what, account.device, *figures)
+        for account in accounts:
+            figures = (page.bytes(n) for n in (account.reserved, account.most_allocated))
+            table.add_row(what, account.device, *figures)
     page.show(table)
     for device, nbytes in enumerate(s.outcome.used):
         if nbytes:

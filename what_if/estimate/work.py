@@ -158,8 +158,8 @@ def of_operation(operation: Operation, flops_of: Mapping[str, Callable[..., int]
 
 def _of_grouped(a: TensorInput, b: TensorInput, nbytes: int) -> Work:
     """Work of products of groups: of (m, k) and (groups, k, n), whose rows are cut into groups, of
-    (groups, m, k) and (k, n), whose columns are, of (m, k) and (k, n), whose k is, or of (groups, m,
-    k) and (groups, k, n)."""
+    (groups, m, k) and (k, n), whose columns are, of (m, k) and (k, n), whose k is, or of
+    (groups, m, k) and (groups, k, n)."""
     m, k = a.sizes[-2:]
     n = b.sizes[-1]
     groups = a.sizes[0] if len(a.sizes) == len(b.sizes) == 3 else 1

@@ -24,8 +24,14 @@ _CACHES = {
 capability would read: engines keep there which kernel was fastest, where nothing computed."""
 
 # Which real devices a process may see, and in which order: nothing to a simulated one, of which
-# torch would see none where this is "".
-_OF_REAL_DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "SIMGPU_MEM_MB", "SIMGPU_SHARED")
+# torch would see none where this is "". The others are of a simulated process that started this one.
+_OF_OTHER_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "SIMGPU_MEM_MB",
+    "SIMGPU_REPORTED_BYTES",
+    "SIMGPU_SHARED",
+)
 
 
 def simulated_environment(
@@ -52,7 +58,7 @@ def simulated_environment(
     result = dict(os.environ if base is None else base)
     torch = torch or find_torch()
     folder = libraries(torch, base=result)
-    for name in _OF_REAL_DEVICES:
+    for name in _OF_OTHER_DEVICES:
         result.pop(name, None)
     result["LD_PRELOAD"] = _first(preload(folder, torch), result.get("LD_PRELOAD", ""))
     result["LIBRARY_PATH"] = _first([folder], result.get("LIBRARY_PATH", ""))

@@ -128,7 +128,7 @@ int mem_free(void* pointer) {
 
 void mem_info(int device, size_t* free, size_t* total) {
   LOCK;
-  *total = config().memory;
+  *total = config().reported_memory;
   size_t used = arena(device)->used + used_by_others(arena(device)->physical);
   *free = used < *total ? *total - used : 0;
 }

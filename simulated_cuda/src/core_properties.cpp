@@ -20,6 +20,7 @@ static Config read_config() {
   result.devices = visible_devices();
   long memory = environment_number("SIMGPU_MEM_MB", 81920) << 20;
   result.memory = (size_t)environment_number("SIMGPU_MEM_BYTES", memory);
+  result.reported_memory = (size_t)environment_number("SIMGPU_REPORTED_BYTES", (long)result.memory);
   long capability = environment_number("SIMGPU_CC", 90);
   result.cc_major = capability / 10;
   result.cc_minor = capability % 10;

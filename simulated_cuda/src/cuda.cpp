@@ -38,7 +38,7 @@ API(cuDeviceGetUuid, CUuuid* u, CUdevice d) {
   return CUDA_SUCCESS;
 }
 API(cuDeviceTotalMem, size_t* n, CUdevice) {
-  *n = config().memory;
+  *n = config().reported_memory;
   return CUDA_SUCCESS;
 }
 API(cuDeviceGetAttribute, int* v, CUdevice_attribute a, CUdevice d) {

@@ -66,7 +66,8 @@ const std::string& last_unimplemented();  // of this thread, and why where that 
 // All devices of a process are of one kind; the environment says of which.
 struct Config {
   int devices;  // that this process sees
-  size_t memory;
+  size_t memory;           // that it gives
+  size_t reported_memory;  // that it says it has
   int cc_major, cc_minor;  // compute capability
   int multiprocessors, threads_per_sm, blocks_per_sm;
   int l2, shared_per_sm, shared_per_block, shared_reserved;

@@ -80,7 +80,7 @@ struct Memory {
   unsigned long long total, free, used;
 };
 Memory memory(int physical) {
-  Memory m{config().memory, config().memory, 0};
+  Memory m{config().reported_memory, config().reported_memory, 0};
   for (User& user : users(physical)) {
     m.used += user.bytes;
     m.free -= user.bytes < m.free ? user.bytes : m.free;

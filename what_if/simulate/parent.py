@@ -159,11 +159,13 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
     outcome = first.outcome
     if outcome.failure is None or not outcome.failure.out_of_memory:
         return first
+    caught, last = outcome.failure.kind == CAUGHT, outcome.out_of_memory
+    failed_at = outcome.accounts if last is None else [last]
+    if limited(failed_at):
+        return Simulation(settings.gpu, False, settings.job, outcome, failed_at)
     if not settings.quiet:
         print("memprof simulate: out of memory; again with ample memory", file=sys.stderr)
     ample = replace(settings, gpu=settings.gpu.with_memory(AMPLE))
-    caught, last = outcome.failure.kind == CAUGHT, outcome.out_of_memory
-    failed_at = outcome.accounts if last is None else [last]
     outcome = _run(command, ample, environment, total=settings.gpu.memory)
     found = Simulation(settings.gpu, False, settings.job, outcome, failed_at)
     again = outcome.failure
@@ -174,6 +176,12 @@ def simulate(command: Command, settings: Settings, environment: Mapping[str, str
         if failure is not None and failure.why is WhyNot.PIECES and found.least > found.gpu.memory:
             failure.why = WhyNot.FULL
     return found
+
+
+def limited(failed_at: list[DeviceAccount]) -> bool:
+    """Tells whether a request failed at a limit that the program sets itself, which an ample device
+    does not change: it says that it has as much memory as the GPU."""
+    return any(a.failure is not None and a.failure.limit for a in failed_at)
 
 
 def attempt(command: Command, settings: Settings, environment: Mapping[str, str]) -> Simulation:
@@ -218,6 +226,9 @@ def _run(
             progress=settings.output is None and not settings.quiet,
             gpu=settings.gpu.key,
         )
+        if total is not None:
+            # A program that sizes its batch by what is free is to size it as it did before.
+            variables["SIMGPU_REPORTED_BYTES"] = str(total)
         variables["SIMGPU_SHARED"] = os.path.join(folder, "devices")
         variables[FOLDER] = folder
         variables["SPT_NOENV"] = "1"  # Else setproctitle, of engines, writes over the environment.

@@ -22,7 +22,7 @@ from memprof.what_if.estimate.step_time import StepTime
 from .engine_memory import GraphSize, Serving
 from .failures import Failure
 from .leaving import STILL
-from .parent import Simulation
+from .parent import Simulation, limited
 from .processes import ProcessOutcome
 
 
@@ -215,7 +215,9 @@ def _why_not(page: Page, s: Simulation) -> None:
     if s.outcome.refusal:
         page.indented(f"the engine ended: {s.outcome.refusal}", 2)
         return
-    if failure is not None:
+    if limited(s.failed_at):
+        page.line("  what follows is of this run: the limit is one of the program's own")
+    elif failure is not None:
         more = "nor 1 TiB" if failure.out_of_memory else f"it failed: {failure.kind}"
         page.line(f"  run again on a device of 1 TiB: {more}", "red")
     elif s.account is not None and s.failed_at:

@@ -161,18 +161,32 @@ while n := n + 1:
 
 
 def test_what_does_not_fit_is_shown_on_a_larger_device(tmp_path: Path) -> None:
+    # GIVEN a script that takes two GiB more than the device says it has
     source = """
 import torch
-kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(8)]
+gib = torch.cuda.mem_get_info()[1] >> 30
+kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(gib + 2)]
 """
     status, result, errors = simulate(tmp_path, source, "--memory", "6GiB", "-q")
     assert status == 1, errors
+    # THEN the larger one says that it has as much as that on which it failed
     (rank,) = result["ranks"]
     assert result["fits"] is False
     assert rank["reserved_bytes"] == 8 << 30
     assert rank["failed_at"][0]["failed"][0]["nbytes"] == 1 << 30
-    assert rank["failed_at"][0]["failed"][0]["frame"]["line"] == 3
+    assert rank["failed_at"][0]["failed"][0]["frame"]["line"] == 4
     assert rank["failure"] is None
+
+
+def test_a_limit_of_the_programs_own_is_not_lifted(tmp_path: Path) -> None:
+    source = """
+import torch
+torch.cuda.set_per_process_memory_fraction(0.5)
+kept = [torch.empty(256, 1024, 1024, device="cuda") for _ in range(8)]
+"""
+    status, result, errors = simulate(tmp_path, source, "--memory", "6GiB", "-q")
+    assert status == 1, errors
+    assert result["ranks"][0]["reserved_bytes"] == 3 << 30
 
 
 def test_what_does_not_fit_in_a_thread_does_not_fit(tmp_path: Path) -> None:

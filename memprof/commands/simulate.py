@@ -53,7 +53,7 @@ def timeout_option(help: str) -> Callable[[Command], Command]:
 
 
 def steps_option(help: str) -> Callable[[Command], Command]:
-    return click.option("--steps", type=click.IntRange(1), help=f"{help} [3, or 4 if it takes it]")
+    return click.option("--steps", type=click.IntRange(1), help=f"{help} [3, or up to 10 while the peak rises]")
 
 
 def _print_error(text: str) -> None:

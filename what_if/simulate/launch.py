@@ -203,7 +203,8 @@ class _Run:
         found = counters()
         outcome.accounts = followed.accounts(outcome.ended, failed=False)
         if outcome.failure is None:
-            outcome.undecided = followed.why_undecided(outcome.ended)
+            grows = self._leaving.growth(outcome.ended)
+            outcome.undecided = followed.why_undecided(outcome.ended) or grows
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
             outcome.counters = found[outcome.accounts[0].device]
@@ -211,7 +212,6 @@ class _Run:
         if control.simulated():
             outcome.uncovered = control.uncovered()
         outcome.notes = [
-            *self._leaving.growth(),
             *self._reads.misfits,
             *self._reads.unused(),
             *self._messages.notes,

@@ -6,9 +6,9 @@ A job is fullest in a whole step that has the optimizer's state from the start, 
 earliest. What was seen decides:
 
 1. *steps*: ``--steps N`` leaves the program after its N-th optimizer step. Without it that is the
-   third, or the fourth where the third still raised the peak. These are steps of every optimizer
-   that is there; one that pauses is not waited for once it has made ``ENOUGH``, and one that has
-   not only until another has made ``PAUSES`` times as many.
+   first from ``STEPS`` on that did not raise the peak, ``MOST_STEPS`` at most. These are steps of
+   every optimizer that is there; one that pauses is not waited for once it has made ``ENOUGH``, and
+   one that has not only until another has made ``PAUSES`` times as many.
 2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
    where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
    steps nobody can count, a server that made one).
@@ -20,7 +20,8 @@ earliest. What was seen decides:
 With ``--steps`` it is left for its steps alone: who asks for some knows that they come.
 
 A program that trains and of which, or of one of whose optimizers, fewer than ``ENOUGH`` steps were
-seen is *undecided*: a generator's turn may come after five of its discriminator's. The first holds
+seen is *undecided*: a generator's turn may come after five of its discriminator's. So is one that
+was left while each step raised the peak: losses that are kept, with their graphs. The first holds
 at its own end too if it has made one step, or none of an optimizer that it has run backwards for: a
 job that is cut short so that it can be simulated. All else that ended by itself was seen whole.
 """
@@ -30,6 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 STEPS = 3
+MOST_STEPS = 10
 ENOUGH = 2
 PAUSES = 10
 
@@ -65,25 +67,25 @@ class Leaving:
         if fewest == len(self._peaks):
             # The script may have set the counter back, so that this one is lower.
             self._peaks.append(max(peak, self._peaks[-1]))
-        rose = fewest == STEPS and self._peaks[-1] > self._peaks[-2]
-        wanted = self.wanted or STEPS + rose
+        rises = fewest >= STEPS and self._peaks[-1] > self._peaks[-2]
+        wanted = self.wanted or (MOST_STEPS if rises else STEPS)
         # All optimizers: the last one's turn may be the fullest.
         waits = self.wanted is None and fewest < ENOUGH
         return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
-    def growth(self) -> list[str]:
-        """Warnings that a job may outgrow the device: the peak rose in both of the last steps, from
-        the third on, by when what a step takes is there."""
-        if len(self._peaks) < STEPS + 2:
-            return []
+    def growth(self, ended: str) -> str:
+        """Says that a job that ``ended`` so may outgrow the device, where the peak rose in both of
+        the last steps, from the third on, by when what a step takes is there; else empty."""
+        if len(self._peaks) < STEPS + 2 or ended == BY_ITSELF:
+            return ""
         earlier, before, last = self._peaks[-3:]
         if not earlier < before < last:
-            return []
+            return ""
         more = last - before
-        return [
+        return (
             f"the peak still rose, by {more / 2**20:,.1f} MiB in the last step that was seen: a "
             "job that grows needs more later, which more --steps show"
-        ]
+        )
 
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
         """Tells whether to leave after so many blocks asked for: nothing is new. ``news`` is what

@@ -221,7 +221,7 @@ class _Process:
             name=_name(),
             out_of_memory=self._followed.out_of_memory,
             failure=uncaught() if ends else None,
-            undecided=self._followed.why_undecided(ended),
+            undecided=self._followed.why_undecided(ended) or self._leaving.growth(ended),
             grouped=grouped(),
             serving=serving(),
         )

@@ -267,7 +267,8 @@ class _Run:
 
             from .experts import balance_experts
 
-            self._times = StepTimes(self._request.gpu, self._request.steps)
+            times_at = self._request.steps if self._request.until_still else None
+            self._times = StepTimes(self._request.gpu, times_at)
             (balance_experts if self._request.balanced_experts else compute_known)()
             self._reads.install()
             if self._request.world_size is not None:

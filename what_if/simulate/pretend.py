@@ -117,12 +117,20 @@ class HostReads:
         self._decides: dict[SourceFrame, str] = {}
         """Formats of what is no floating point number."""
         self.misfits: dict[str, None] = {}
+        self._chose = False
 
     def install(self) -> None:
         """Learn of the types of tensors that are read, from here on."""
         from memprof.simulated_cuda.overrides import wrap_kernels
 
-        wrap_kernels("aten", dict.fromkeys(_READS, self._typed))
+        wrap_kernels("aten", {**dict.fromkeys(_READS, self._typed), "topk": self._choosing})
+
+    def _choosing(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            self._chose = True
+            return run(*args, **kwargs)
+
+        return choose
 
     def _typed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def read(keys: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,6 +169,11 @@ class HostReads:
                 f"the result may depend on {named(line)}, which looked at a value that nothing "
                 f"had computed and found {found}: --pretend {named(line)}={other} shows the other "
                 "way"
+            )
+        if notes and self._chose:
+            notes[0] += (
+                "; if it counts tokens of experts that topk chose, --balanced-experts gives each "
+                "expert as many"
             )
         if len(order) > _LINES_NAMED:
             notes.append(

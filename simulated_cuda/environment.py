@@ -24,7 +24,7 @@ _CACHES = {
 capability would read: engines keep there which kernel was fastest, where nothing computed."""
 
 # Which real devices a process may see, and in which order: nothing to a simulated one, of which
-# torch would see none where this is "". The others are of a simulated process that started this one.
+# torch would see none where this is "". The others are of a simulated process that starts this one.
 _OF_OTHER_DEVICES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

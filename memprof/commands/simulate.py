@@ -53,7 +53,8 @@ def timeout_option(help: str) -> Callable[[Command], Command]:
 
 
 def steps_option(help: str) -> Callable[[Command], Command]:
-    return click.option("--steps", type=click.IntRange(1), help=f"{help} [3, or up to 10 while the peak rises]")
+    default = "[3, or up to 10 while the peak rises]"
+    return click.option("--steps", type=click.IntRange(1), help=f"{help} {default}")
 
 
 def _print_error(text: str) -> None:

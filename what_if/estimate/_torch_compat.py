@@ -202,20 +202,27 @@ def _within(
     """The place inside of an operation. ``modules`` gets the module of a forward by its thread and
     autograd's number, which an operation that needs no gradient shares with the next that does: the
     last, which is met first; ``backwards`` those numbers of functions of the backward."""
-    if event.name.startswith(OF_MODULE):
-        return replace(place, module=event.name.removeprefix(OF_MODULE))
+    name: str = event.name
+    if name.startswith(OF_MODULE):
+        return replace(place, module=name.removeprefix(OF_MODULE))
     sequence = event.extra_fields.sequence_number
     if sequence >= 0:
-        if event.name.startswith(_BACKWARD):
+        if name.startswith(_BACKWARD):
             backwards[event.correlation_id] = sequence
             place = replace(place, backward=event.correlation_id)
         elif place.module:
             modules.setdefault((event.start_tid, sequence), place.module)
     # Memory that one asks for is its caller's result.
-    if place.whole or event.name.startswith("aten::empty"):
+    if place.whole or name.startswith("aten::empty"):
         return place
-    made = Operation(event.name, event=event, module=place.module, backward=place.backward)
-    return replace(place, operation=made, whole=event.name.removeprefix("aten::") in formulas)
+    made = Operation(name, event=event, module=place.module, backward=place.backward)
+    # A capture has thousands: ``replace`` takes five times as long.
+    return _Inside(
+        operation=made,
+        whole=name.removeprefix("aten::") in formulas,
+        module=place.module,
+        backward=place.backward,
+    )
 
 
 def describe(operation: Operation) -> None:
@@ -228,12 +235,7 @@ def describe(operation: Operation) -> None:
     for place, given in enumerate(operation.lists):
         if operation.inputs[place] is None:
             operation.inputs[place] = given
-    schema = _schema(operation.name, len(operation.inputs))
-    if schema is not None:
-        operation.names = tuple(a.name for a in schema.arguments)
-        operation.writes = frozenset(
-            a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-        )
+    operation.names, operation.writes = _arguments(operation.name, len(operation.inputs))
 
 
 def _input(given: Any) -> Any:
@@ -249,12 +251,16 @@ def _input(given: Any) -> Any:
 
 
 @functools.cache
-def _schema(name: str, count: int) -> Any:
-    """The overload of an operation that takes so many arguments: the first, if several do."""
+def _arguments(name: str, count: int) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Names of an operation's arguments, and of those that it writes to, of the first overload that
+    takes so many; empty where none does."""
     if not _QUALIFIED.fullmatch(name):
-        return None
-    schemas: list[Any] = torch._C._jit_get_schemas_for_operator(name)
-    return next((s for s in schemas if len(s.arguments) == count), None)
+        return (), frozenset()
+    for schema in torch._C._jit_get_schemas_for_operator(name):
+        if len(schema.arguments) == count:
+            written = (a for a in schema.arguments if a.alias_info and a.alias_info.is_write)
+            return tuple(a.name for a in schema.arguments), frozenset(a.name for a in written)
+    return (), frozenset()
 
 
 def tf32_kinds() -> set[str]:

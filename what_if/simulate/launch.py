@@ -60,7 +60,7 @@ _MAX_CALLS = 1_000_000
 """Calls of compiled code that the log keeps."""
 
 _PATIENCE = 20.0
-"""Seconds for the main thread to come out of what it waits for, before another ends the run."""
+"""Seconds for a main thread that computes to come out of it, before another ends the run."""
 
 _LINE_PERIOD = 10.0
 """Seconds without news after which progress is printed all the same."""
@@ -320,10 +320,10 @@ class _Run:
 
     def _leave(self, ended: str) -> None:
         """End the run from another thread than the main one."""
-        from memprof.profiler.sources.allocator.draining import on_main_thread
+        from memprof.profiler.sources.allocator.draining import on_main_thread, wait_while_busy
 
         on_main_thread(functools.partial(self._finish_once, ended))
-        time.sleep(_PATIENCE if _has_cuda() else _PATIENCE / 10)
+        wait_while_busy(_PATIENCE)
         self._finish_once(ended)
 
     def _finish_once(self, ended: str) -> None:

@@ -65,7 +65,7 @@ _OF_ENGINES = "EngineCore"
 """Beginning of the name that vLLM gives the process of its engine."""
 _PERIOD_S = 0.2
 _PATIENCE_S = 5.0
-"""Seconds for a main thread to come out of what it waits for, before another thread answers."""
+"""Seconds for a main thread that computes to come out of it, before another thread answers."""
 
 COLLECT_S = 300.0
 """Seconds in which processes that are alive must answer. On a busy machine it takes one half a
@@ -183,7 +183,7 @@ class _Process:
             write_whole(self._folder / END, steps_seen(steps).encode())
 
     def _wait(self) -> None:
-        from memprof.profiler.sources.allocator.draining import on_main_thread
+        from memprof.profiler.sources.allocator.draining import on_main_thread, wait_while_busy
 
         # With several ranks the engine's process has its workers in others. Not a process of the
         # script's with an engine inside, which may do anything.
@@ -196,7 +196,7 @@ class _Process:
             time.sleep(_PERIOD_S)
         ended = (self._folder / COLLECT).read_text()
         on_main_thread(functools.partial(self._answer, ended))
-        time.sleep(_PATIENCE_S)
+        wait_while_busy(_PATIENCE_S)
         self._answer(ended)
 
     def _answer(self, ended: str, ends: bool = False) -> None:

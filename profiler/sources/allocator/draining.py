@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from collections.abc import Callable
 
 log = logging.getLogger("memprof")
@@ -11,6 +12,22 @@ log = logging.getLogger("memprof")
 _Call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _waiting: list[object] = []
 """Calls that C is yet to make, which must not be collected."""
+
+
+_PERIOD_S = 0.5
+_IDLE = 0.1
+"""Share of a core below which a process computes nothing."""
+
+
+def wait_while_busy(seconds: float) -> None:
+    """Wait as long as this process computes something, and so many seconds at most: a main thread
+    that has not come to its call by then waits for what may never come."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        used = time.process_time()
+        time.sleep(_PERIOD_S)
+        if time.process_time() - used < _IDLE * _PERIOD_S:
+            return
 
 
 def on_main_thread(do: Callable[[], object]) -> bool:

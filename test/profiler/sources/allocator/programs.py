@@ -7,21 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forked import run_forked
+
 
 def run(program: str, *arguments: str, **environment: str) -> str:
     """Standard error of a program that must succeed, and has no file."""
-    return _done(["-c", "exec(open(0).read())", *arguments], program, environment)
-
-
-def script(path: Path, program: str, *arguments: str) -> str:
-    """The same for one whose source lines are asked for: it is written to ``path``."""
-    path.write_text(program)
-    return _done([str(path), *arguments], "", {"PYTHONPATH": os.pathsep.join(sys.path)})
-
-
-def _done(command: list[str], program: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
+        [sys.executable, "-W", "ignore", "-c", "exec(open(0).read())", *arguments],
         input=program,
         env=os.environ | environment,
         capture_output=True,
@@ -30,3 +22,9 @@ def _done(command: list[str], program: str, environment: dict[str, str]) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+def script(path: Path, program: str, *arguments: str) -> str:
+    """The same for one whose source lines are asked for: it is written to ``path``."""
+    path.write_text(program)
+    return run_forked(path, *arguments)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,8 @@ from memprof.cli import main
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.live.growth import growth
 from memprof.profiler.model import Growth, GrowthSource
+
+from .programs import script
 
 MIB = 1 << 20
 STEPS = 24
@@ -285,26 +284,13 @@ _PLANTED = {
 }
 
 
-def _run(folder: Path, program: str, **environment: str) -> None:
-    script = folder / "program.py"
-    script.write_text(_BEGIN + program)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(folder)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def _found(folder: Path, name: str) -> list[Growth]:
     return growth(read_profile(folder / f"{name}.memprof"))
 
 
 @pytest.mark.simgpu
 def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
-    _run(tmp_path, _LEAKS)
+    script(tmp_path / "program.py", _BEGIN + _LEAKS, str(tmp_path))
     for name, (a_step, code, holder) in _PLANTED.items():
         first, *others = _found(tmp_path, name)
         assert first.source is GrowthSource.ALLOCATOR, name
@@ -378,7 +364,7 @@ with memprof.profile("Circle.memprof", eager=True):
 def test_what_no_variable_leads_to_is_one_finding_if_it_came_in_the_same_steps(
     tmp_path: Path,
 ) -> None:
-    _run(tmp_path, _CIRCLES)
+    script(tmp_path / "program.py", _BEGIN + _CIRCLES, str(tmp_path))
     # GIVEN a ctx that keeps its input and its output, and so their graph, and by it the gradient
     (keeps,) = _found(tmp_path, "Keeps")
     assert (keeps.a_step, keeps.step, keeps.steps) == (3 * MIB, "backward", STEPS)
@@ -567,7 +553,7 @@ main([
 
 @pytest.mark.simgpu
 def test_nothing_is_found_in_healthy_programs(tmp_path: Path) -> None:
-    _run(tmp_path, _HEALTHY)
+    script(tmp_path / "program.py", _BEGIN + _HEALTHY, str(tmp_path))
     names = sorted(p.stem for p in tmp_path.glob("*.memprof"))
     assert len(names) == 16
     for name in names:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import run_forked
 
 import memprof
 from memprof.profiler.model import LedgerKind
@@ -21,7 +22,7 @@ from memprof.profiler.sources.allocator import _torch_compat as compat, history_
 from memprof.profiler.sources.allocator.history_follower import HistoryFollower
 from memprof.profiler.sources.allocator.replaced import replace
 
-from .programs import run, script
+from .programs import script
 
 simgpu = pytest.mark.simgpu
 
@@ -77,8 +78,8 @@ class Training:
 """
 
 
-def _run(program: str, *arguments: str, **environment: str) -> str:
-    return run(_BEGIN + program, *arguments, **environment)
+def _run(program: str, *arguments: str) -> str:
+    return run_forked(_BEGIN + program, *arguments)
 
 
 def _script(tmp_path: Path, program: str, *arguments: str) -> str:

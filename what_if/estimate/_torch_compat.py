@@ -27,6 +27,7 @@ set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 """Sets which function compiles frames of Python, None for none, and returns the one before."""
 
 
+@functools.cache
 def flop_formulas() -> dict[str, Callable[..., int]]:
     """Formulas of ``torch.utils.flop_counter`` by the operation's name, without ``aten.``; of
     matrix products the sizes that cuBLAS is given are better."""

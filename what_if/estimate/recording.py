@@ -39,7 +39,6 @@ class Recording:
         self._operations: dict[int, Operation] = {}
         self._sessions = 0
         self._profiler: Any = None
-        self._formulas = _torch_compat.flop_formulas()
 
     def install(self) -> None:
         """Follow what is captured from now on."""
@@ -112,7 +111,8 @@ class Recording:
             return ()
         profiler, self._profiler = self._profiler, None
         recorded = _torch_compat.stop_profiler(profiler)
-        found = _torch_compat.operations(recorded, self._sessions << 40, self._formulas)
+        formulas = _torch_compat.flop_formulas()
+        found = _torch_compat.operations(recorded, self._sessions << 40, formulas)
         self._operations |= found
         return found.values()
 
@@ -137,7 +137,7 @@ class Recording:
         works = {}
         for number, operation in launched.items():
             _torch_compat.describe(operation)
-            works[number] = of_operation(operation, self._formulas)
+            works[number] = of_operation(operation, _torch_compat.flop_formulas())
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
         for record in logged:
             work = self._work_of(record, works)

@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -134,10 +135,6 @@ def stop_history() -> None:
 
 def record_history() -> None:
     """Begin the allocator's history anew, with Python's frames where memory is asked for."""
-    # A snapshot with such frames imports it, and what it imports keeps its frames until the next
-    # collection. Below an allocation that fails these are the program's, with all its tensors.
-    import torch._inductor
-
     torch.cuda.memory._record_memory_history(
         context="alloc", stacks="python", max_entries=MAX_ENTRIES, clear_history=True
     )
@@ -149,9 +146,25 @@ def drain_history() -> dict[str, Any]:
     What other threads allocate meanwhile is lost. So would be what Python's collector frees between
     the two calls: a snapshot makes many objects.
     """
-    with collector_paused():
-        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
-        record_history()
+    here = threading.get_ident()
+
+    def without_inductor(find: Callable[[str], Any]) -> Callable[[str], Any]:
+        def attribute(name: str) -> Any:
+            if name == "_inductor" and threading.get_ident() == here:
+                raise AttributeError(name)
+            return find(name)
+
+        return attribute
+
+    # A snapshot with Python's frames asks torch for Inductor's lines, which imports all of it where
+    # nothing was compiled: a second, and frames of the program that are kept with their tensors.
+    undo = replace([torch], "__getattr__", without_inductor)
+    try:
+        with collector_paused():
+            snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+            record_history()
+    finally:
+        undo()
     return snapshot
 
 

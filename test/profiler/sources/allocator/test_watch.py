@@ -140,3 +140,21 @@ assert found["optimizer_state"] == (8 << 20) + 4, found
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_account_of_what_nobody_compiled_imports_no_compiler() -> None:
+    # It takes a second, and torch's snapshot asks for it.
+    program = """
+import sys
+import torch
+from memprof.profiler.sources.allocator.allocator_session import AllocatorSession
+watch = AllocatorSession()
+watch.install()
+kept = torch.empty(1024, device="cuda")
+assert watch.accounts()[0].live
+assert "torch._inductor" not in sys.modules
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    environment = os.environ | {"SIMGPU_VALUES": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

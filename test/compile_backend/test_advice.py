@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import memprof
 from memprof.profiler.model import Profile
-from memprof.profiler.views.advice import Finding, FindingKind, advise
+from memprof.profiler.views.advice import Finding, FindingKind
+from memprof.profiler.views.report import summarize
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -39,7 +40,7 @@ def profiled(again: bool) -> Profile:
 
 
 def findings(profile: Profile) -> list[Finding]:
-    return [f for f in advise(profile) if f.kind is FindingKind.RECOMPUTE]
+    return [f for f in summarize(profile).advice if f.kind is FindingKind.RECOMPUTE]
 
 
 def test_activations_worth_recomputing() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import memprof
-from memprof.profiler.views.advice import Finding, FindingKind, advise
+from memprof.profiler.views.advice import Finding, FindingKind
+from memprof.profiler.views.report import summarize
 
 pytestmark = pytest.mark.simgpu
 
@@ -21,7 +22,7 @@ def findings(step: Any, steps: int = 8, **options: Any) -> dict[FindingKind, Fin
         for i in range(steps):
             torch.compiler.cudagraph_mark_step_begin()
             step(i)
-    return {f.kind: f for f in advise(session.profile())}
+    return {f.kind: f for f in summarize(session.profile()).advice}
 
 
 def moving(moves: bool, often: int = 1) -> dict[FindingKind, Finding]:

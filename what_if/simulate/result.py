@@ -9,8 +9,7 @@ from itertools import groupby
 
 from memprof.profiler.file.profile_file import write_profiles
 from memprof.profiler.model import DeviceAccount, Process, Profile
-from memprof.profiler.views.advice import advise as find
-from memprof.profiler.views.report import text as reports
+from memprof.profiler.views.report import summarize, text as reports
 from memprof.profiler.views.report.failure import why
 from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
@@ -148,7 +147,7 @@ def render(
     text = page.text()
     if worst.outcome.accounts:
         sections = list(of_accounts(worst.outcome.accounts, style.show))
-        if found := find(profile_of(worst)):
+        if found := summarize(profile_of(worst)).advice:
             sections.append(findings(found, style.show))
         text += reports.render(sections, style)
     return text

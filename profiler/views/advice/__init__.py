@@ -27,9 +27,7 @@ from __future__ import annotations
 from itertools import islice
 
 from memprof.profiler.live.attribution import Attribution
-from memprof.profiler.live.devices import main_device, timelines
 from memprof.profiler.live.timeline import Timeline
-from memprof.profiler.model import Profile
 
 from .finding import MIN_BYTES, MIN_SHARE, MOST, PER_KIND, Evidence, Finding, FindingKind
 from .graph_trees import moving_addresses, static_inputs
@@ -39,29 +37,17 @@ from .recompute import recompute
 __all__ = ["Evidence", "Finding", "FindingKind", "advise"]
 
 
-def advise(
-    profile: Profile, timeline: Timeline | None = None, attribution: Attribution | None = None
-) -> list[Finding]:
-    """At most five findings, most bytes first.
-
-    Args:
-        profile: a valid one.
-        timeline: of the device that matters, if there is one already; by default of the one
-            with the highest peak, an accelerator if there is any.
-        attribution: of the same profile, if there is one already.
-    """
-    if timeline is None:
-        found = timelines(profile)
-        timeline = found[main_device(found)]
-    attribution = attribution or Attribution(profile)
+def advise(timeline: Timeline, attribution: Attribution) -> list[Finding]:
+    """At most five findings, most bytes first, by the timeline of one device and the attribution of
+    the same profile."""
     peak = timeline.peak()
     threshold = max(MIN_BYTES, int(MIN_SHARE * (peak.nbytes if peak else 0)))
     compiled = list(of_compiled(timeline, attribution))
     kinds = (
         (finding for finding, _ in compiled),
         recompute(timeline, attribution, threshold, {m for _, of in compiled for m in of}),
-        static_inputs(profile, threshold),
-        moving_addresses(profile, threshold),
+        static_inputs(timeline.profile, threshold),
+        moving_addresses(timeline.profile, threshold),
     )
     findings = [finding for kind in kinds for finding in islice(kind, PER_KIND)]
     return sorted(findings, key=lambda f: -f.nbytes)[:MOST]

@@ -181,7 +181,7 @@ def summarize(
         unobserved=unobserved,
         dataflow=parts.data_flow_peaks(profile),
         at_peak=list(_device_peaks(profile, found, attribution)),
-        advice=advise(profile, timeline, attribution),
+        advice=advise(timeline, attribution),
         growth=growth(profile),
     )
 

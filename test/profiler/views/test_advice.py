@@ -29,24 +29,27 @@ from memprof.profiler.model import (
     TreeCause,
     TreeDetail,
 )
-from memprof.profiler.views.advice import FindingKind, advise
+from memprof.profiler.views.advice import FindingKind
 from memprof.profiler.views.advice.logits import is_product
+from memprof.profiler.views.report import summarize
 from profiler.live.test_attribution import with_tangent
 
 CUDA = "cuda:0"
 
 
 def kinds(profile: Profile) -> list[FindingKind]:
-    return [f.kind for f in advise(profile)]
+    return [f.kind for f in summarize(profile).advice]
 
 
 def test_nothing_happened_nothing_to_say() -> None:
-    assert advise(Profile()) == []
+    assert summarize(Profile()).advice == []
 
 
 def test_the_gradient_of_a_large_output() -> None:
     # GIVEN an output, and so its gradient, twice as large as all that the forward keeps
-    found = next(f for f in advise(with_tangent(40 * MIB)) if f.kind is FindingKind.LARGE_OUTPUT)
+    found = next(
+        f for f in summarize(with_tangent(40 * MIB)).advice if f.kind is FindingKind.LARGE_OUTPUT
+    )
     assert found.nbytes == 40 * MIB
     assert found.title == "logits of head, 8 x 1,280 x 1,024, and what the loss makes of them"
     # Of one copy nothing goes if the loss alone is computed in pieces.
@@ -111,7 +114,7 @@ def head(vocabulary: str = "8192") -> Profile:
 
 def test_logits_are_one_finding_and_nothing_else() -> None:
     # GIVEN logits of 4 MiB and a copy of 8 MiB
-    (found,) = advise(head())
+    (found,) = summarize(head()).advice
     assert found.kind is FindingKind.LARGE_OUTPUT
     assert found.title == "logits of head, 4 x 64 x 8,192, and what the loss makes of them"
     assert found.nbytes == 12 * MIB
@@ -166,7 +169,7 @@ def layers(op: str, sizes: list[int], logits: int = 16 * MIB) -> Profile:
 
 
 def test_layers_of_one_kind_are_one_finding() -> None:
-    (found,) = advise(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB]))
+    (found,) = summarize(layers("aten.gelu.default", [4 * MIB, 6 * MIB, 5 * MIB])).advice
     assert found.kind is FindingKind.RECOMPUTE
     assert found.nbytes == 15 * MIB
     assert found.whose == "at the peak"
@@ -197,7 +200,7 @@ def test_the_partitioners_budget_is_named_where_nothing_random_is_drawn(
 ) -> None:
     profile = layers("aten.gelu.default", [4 * MIB, 6 * MIB])
     profile.graphs[0].random = random
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert "torch.utils.checkpoint" in found.change
     assert said in found.change
     assert unsaid not in found.change
@@ -206,7 +209,7 @@ def test_the_partitioners_budget_is_named_where_nothing_random_is_drawn(
 def test_what_a_module_computes_inside_is_worth_wrapping_that_module() -> None:
     profile = layers("aten.gelu.default", [4 * MIB])
     profile.graphs[0].nodes["up"] = node("up", "aten.addmm.default", "blocks.0.mlp.up", 55)
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert "call blocks.*.mlp through torch.utils.checkpoint" in found.change
 
 
@@ -233,14 +236,18 @@ def test_an_unknown_module_is_not_called_the_root() -> None:
     graph = profile.graphs[0]
     (known,) = graph.nodes.values()
     graph.nodes[known.name] = dataclasses.replace(known, module_path=None)
-    assert [f.title.partition(":")[0] for f in advise(profile)] == ["gelu in an unknown module"]
+    assert [f.title.partition(":")[0] for f in summarize(profile).advice] == [
+        "gelu in an unknown module"
+    ]
     graph.nodes[known.name] = dataclasses.replace(known, module_path="")
-    assert [f.title.partition(":")[0] for f in advise(profile)] == ["gelu in the root module"]
+    assert [f.title.partition(":")[0] for f in summarize(profile).advice] == [
+        "gelu in the root module"
+    ]
 
 
 def test_all_that_is_kept_counts_whatever_made_it() -> None:
     for op in ("aten.gelu.default", "aten.mm.default", "mylib.effect.default"):
-        (found,) = advise(layers(op, [4 * MIB, 2 * MIB]))
+        (found,) = summarize(layers(op, [4 * MIB, 2 * MIB])).advice
         assert (found.kind, found.nbytes) == (FindingKind.RECOMPUTE, 6 * MIB)
     assert kinds(layers("aten.gelu.default", [1000 * KIB])) == []
 
@@ -256,7 +263,7 @@ def test_a_module_that_is_checkpointed_already_is_no_finding(
     again = node("up", "aten.addmm.default", "blocks.0.up", 55)
     profile.graphs[graph].nodes["up"] = dataclasses.replace(again, recomputed=is_again)
     # THEN what the block keeps is what a checkpoint keeps
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert found.nbytes == left
 
 
@@ -266,13 +273,13 @@ def test_on_a_gpu_the_class_to_checkpoint_can_be_measured() -> None:
     add = node("add", "aten.add.Tensor", "blocks.0", 56)
     forward.nodes["add"] = dataclasses.replace(add, module_type="Block")
     measured = "memprof fit --try checkpoint=Block -- python train.py measures it"
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert measured not in found.change
     for graph in (forward, backward):
         for i, program in enumerate(graph.programs):
             storages = tuple(dataclasses.replace(s, device=CUDA) for s in program.storages)
             graph.programs[i] = dataclasses.replace(program, storages=storages)
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert found.change.endswith(measured)
 
 
@@ -327,7 +334,7 @@ def test_state_that_is_copied_in_every_replay() -> None:
     # GIVEN a replayed graph whose parameter primals_2 (2 MiB) has no static address
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
     change_input(profile, 1, static=False)
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.nbytes == 2 * MIB
     assert found.evidence[0].text == "l2.bias: parameter without a static address"
@@ -338,7 +345,7 @@ def test_state_that_is_copied_in_every_replay() -> None:
 def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
     profile = on_trees(entry(LedgerKind.REPLAY, "replayed", 40))
     change_input(profile, 2, mutated=True)
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert found.evidence[0].text == (
         "L['x']: the graph writes to it: the same memory at every call"
     )
@@ -347,9 +354,9 @@ def test_a_cache_that_the_graph_writes_to_could_be_static() -> None:
 def test_a_cache_that_prevents_the_graph() -> None:
     writes = TreeCause.WRITES_TO_COPIED
     profile = on_trees(entry(LedgerKind.SKIP, "a reason", 7, cause=writes, inputs=(2,)))
-    assert advise(profile) == []
+    assert summarize(profile).advice == []
     change_input(profile, 2, mutated=True)
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert found.kind is FindingKind.STATIC_INPUT
     assert found.evidence[0].count == 7
     assert "so it runs without a CUDA graph" in found.evidence[0].text
@@ -357,7 +364,7 @@ def test_a_cache_that_prevents_the_graph() -> None:
 
 def test_a_batch_is_not_static() -> None:
     # Its backward has it too, as a saved input.
-    assert advise(on_trees(entry(LedgerKind.REPLAY, "replayed", 40))) == []
+    assert summarize(on_trees(entry(LedgerKind.REPLAY, "replayed", 40))).advice == []
 
 
 def test_an_input_that_moves() -> None:
@@ -366,7 +373,7 @@ def test_an_input_that_moves() -> None:
         moved(2, 3 * MIB),
         moved(1, 2 * MIB),
     )
-    (found,) = advise(profile)
+    (found,) = summarize(profile).advice
     assert found.kind is FindingKind.MOVING_ADDRESS
     assert found.nbytes == 5 * MIB  # by which the pool grew; the input has 4 MiB
     assert found.title == "0/0 forward was recorded 3 times again because an input has moved"
@@ -382,7 +389,7 @@ def test_a_graph_that_is_not_recorded_any_more() -> None:
     tree = dataclasses.replace(
         skipped.tree, cause=TreeCause.KEEPS_MOVING, inputs=(0,), nbytes=7 * MIB
     )
-    (found,) = advise(on_trees(again, dataclasses.replace(skipped, tree=tree)))
+    (found,) = summarize(on_trees(again, dataclasses.replace(skipped, tree=tree))).advice
     # THEN one finding says so, and it does not rest on the sentence
     assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 7 * MIB)
     assert found.title.startswith("0/0 forward ran 40 times without a CUDA graph")
@@ -390,14 +397,14 @@ def test_a_graph_that_is_not_recorded_any_more() -> None:
 
 
 def test_recordings_that_cost_no_pool_are_about_the_input() -> None:
-    (found,) = advise(on_trees(moved(5)))
+    (found,) = summarize(on_trees(moved(5))).advice
     assert (found.kind, found.nbytes) == (FindingKind.MOVING_ADDRESS, 4 * MIB)
 
 
 def test_one_move_or_another_reason_is_no_finding() -> None:
-    assert advise(on_trees(moved(1, 9 * MIB))) == []
+    assert summarize(on_trees(moved(1, 9 * MIB))).advice == []
     other = "an input that died in the recording is still held"
-    assert advise(on_trees(entry(LedgerKind.RERECORD, other, 9, 9 * MIB))) == []
+    assert summarize(on_trees(entry(LedgerKind.RERECORD, other, 9, 9 * MIB))).advice == []
 
 
 def test_at_most_five_and_the_largest_first() -> None:
@@ -408,7 +415,7 @@ def test_at_most_five_and_the_largest_first() -> None:
         moved(9, 42 * MIB, function="2/0 forward"),
     )
     change_input(profile, 1, static=False)
-    found = advise(profile)
+    found = summarize(profile).advice
     assert [(f.kind.value, f.nbytes // MIB) for f in found] == [
         ("moving_address", 42),
         ("moving_address", 41),

@@ -150,10 +150,6 @@ class Document:
         """
         if frame.number != self._next:
             raise ValueError(f"frame {frame.number} where frame {self._next} should be")
-        self._apply(frame)
-        self._next += 1
-
-    def _apply(self, frame: Frame) -> None:
         payload = frame.payload
         if frame.kind == Kind.HEADER:
             self._header(payload)
@@ -167,14 +163,14 @@ class Document:
             self._calls(_decode_calls(payload))
         elif frame.kind == Kind.END:
             self._complete = True
+        self._next += 1
 
     def _header(self, payload: bytes) -> None:
         try:
             header = _decode_header(payload)
         except _BAD as e:
-            where = str(e).rpartition(" - at `")[2].rstrip("`")
             raise ProfileInvalidError(
-                self._path, f"not a valid profile, in its first frame: {e}", where
+                self._path, f"not a valid profile, in its first frame: {e}"
             ) from e
         if header.format != FORMAT:
             raise ProfileInvalidError(

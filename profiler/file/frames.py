@@ -70,10 +70,10 @@ def _check(kind: int, process: int, number: int, packed: bytes | memoryview) -> 
     return zlib.crc32(packed, zlib.crc32(_NUMBERS.pack(kind, process, number, len(packed))))
 
 
-def may_begin(data: bytes, at: int = 0) -> bool:
-    """Whether a frame may begin at ``data[at]``, by as many of its first bytes as there are: with
+def may_begin(data: bytes) -> bool:
+    """Whether ``data`` may begin with a frame, by as many of its first bytes as there are: with
     none, it may."""
-    return MAGIC.startswith(data[at : at + len(MAGIC)])
+    return MAGIC.startswith(data[: len(MAGIC)])
 
 
 def frames(data: bytes, path: str | None) -> Iterator[Frame | Damage]:

@@ -29,15 +29,7 @@ class ProfileUnreadableError(ProfileError):
 
 class ProfileInvalidError(ProfileError):
     """The file is no profile that this memprof reads: something else, one that ends too early, of
-    another schema version, or one whose content contradicts the schema.
-
-    Attributes:
-        where: path of the offending value in the document, e.g. ``$.graphs[0].kind``.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None, message: str, where: str = "$") -> None:
-        self.where = where
-        super().__init__(path, message)
+    another schema version, or one whose content contradicts the schema."""
 
 
 class ProfileNotWritableError(ProfileError):

@@ -160,7 +160,7 @@ def test_version_of_wrong_type(document: dict[str, Any], version: object) -> Non
     document["schema_version"] = version
     with pytest.raises(ProfileInvalidError) as e:
         decode_profile(framed(document))
-    assert e.value.where == "$.schema_version"
+    assert "at `$.schema_version`" in str(e.value)
 
 
 def test_header_alone_is_a_process_that_has_done_nothing() -> None:

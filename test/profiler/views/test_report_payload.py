@@ -13,11 +13,10 @@ from memprof.profiler.model import (
     MemorySnapshot,
     Process,
     Profile,
-    TrackedDevice,
     TrackerRecord,
 )
 from memprof.profiler.views.report import summarize
-from memprof.profiler.views.report.html.payload import MAX_POINTS, ranks_payload, report_payload
+from memprof.profiler.views.report.html.payload import ranks_payload, report_payload
 from memprof.profiler.views.report.sections import MAX_LEDGER
 
 
@@ -64,27 +63,6 @@ def test_of_several_ranks_the_page_has_the_highest() -> None:
     notes = [note.text for note in payload["profile"]["header"].notes]
     assert any(text.startswith("rank 2 of 4") for text in notes)
     assert ranks_payload(profiles[:1])["ranks"] is None
-
-
-def test_a_long_record_of_the_tracker_keeps_the_highest_of_every_device() -> None:
-    # GIVEN more snapshots than the page has points, and a device whose memory is highest in one
-    # that is nothing special to the process
-    snapshots = [
-        MemorySnapshot(
-            k, resident_bytes=1000 + k, devices={"cuda:0": TrackedDevice(allocated_bytes=7)}
-        )
-        for k in range(3 * MAX_POINTS)
-    ]
-    snapshots[1234] = MemorySnapshot(
-        1234, resident_bytes=2234, devices={"cuda:0": TrackedDevice(allocated_bytes=99)}
-    )
-    profile = Profile(tracker=TrackerRecord(snapshots=snapshots))
-    tracker = report_payload(profile)["curves"]["tracker"]
-    assert len(tracker["time_ns"]) <= MAX_POINTS
-    (allocated,) = (c["values"] for c in tracker["lines"] if c["name"] == "cuda:0 allocated")
-    assert (max(allocated), allocated.index(99)) == (99, tracker["time_ns"].index(1234))
-    (resident,) = (c["values"] for c in tracker["lines"] if c["name"] == "resident")
-    assert (resident[0], resident[-1]) == (1000, 1000 + 3 * MAX_POINTS - 1)
 
 
 def test_snapshots_that_say_nothing_of_bytes_have_no_curve() -> None:

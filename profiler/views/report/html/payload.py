@@ -28,7 +28,6 @@ from .elements import category_color
 from .payload_gantt import gantt_payload
 from .payload_live import Items, live_payload, numbered
 
-MAX_POINTS = 2_000  # of a curve, more than it has pixels
 _SNAPSHOTS = 12  # of the tracker in the table; its curve has more
 _LINE_COLORS = (
     "--accent",
@@ -87,25 +86,10 @@ def _graph(graph: GraphRecord, texts: dict[str, int]) -> dict[str, Any]:
     return {"id": graph.id, "label": graph.label, "lines": lines}
 
 
-def _thinned(totals: Sequence[int], points: int = MAX_POINTS) -> set[int]:
-    """Indices of a curve's points to keep: all of a short one; of a long one the first, the last,
-    and the first highest and first lowest of each of ``points / 2`` equal stretches."""
-    n = len(totals)
-    if n <= points:
-        return set(range(n))
-    keep = {0, n - 1}
-    stretches = points // 2
-    for i in range(stretches):
-        stretch = range(i * n // stretches, (i + 1) * n // stretches)
-        keep |= {most(stretch, key=totals.__getitem__) for most in (max, min)}
-    return keep
-
-
 def _curves(profile: Profile) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields curves with their names: live bytes by category of each device of the data-flow
     profile, and figures of the tracker's snapshots; times in ns since their first."""
     for d in profile.dataflow.devices if profile.dataflow else ():
-        keep = _thinned([d.bytes_at(i) for i in range(len(d.time_ns))])
         lines = [(c.value, category_color(c.value), of) for c, of in d.bytes.items()]
         yield (
             f"dataflow {d.device}",
@@ -113,14 +97,11 @@ def _curves(profile: Profile) -> Iterator[tuple[str, dict[str, Any]]]:
                 "label": f"Memory of {d.device} over time by category",
                 "peak": None if d.peak is None else d.time_ns[d.peak] - d.time_ns[0],
                 "stacked": True,
-                **_kept(lines, d.time_ns, keep),
+                **_lines(lines, d.time_ns),
             },
         )
     snapshots = profile.tracker.snapshots if profile.tracker else []
     if tracked := _tracked(snapshots):
-        # They share their times: each line has its part of the points.
-        points = MAX_POINTS // len(tracked)
-        keep = set().union(*(_thinned(values, points) for values in tracked.values()))
         colors = cycle(_LINE_COLORS)
         lines = [(name, next(colors), of) for name, of in tracked.items()]
         yield (
@@ -129,20 +110,16 @@ def _curves(profile: Profile) -> Iterator[tuple[str, dict[str, Any]]]:
                 "label": "Memory of the process over time",
                 "peak": None,
                 "stacked": False,
-                **_kept(lines, [s.time_ns for s in snapshots], keep),
+                **_lines(lines, [s.time_ns for s in snapshots]),
             },
         )
 
 
-def _kept(
-    lines: Sequence[tuple[str, str, Sequence[int]]], times: Sequence[int], keep: set[int]
-) -> dict[str, Any]:
-    kept = sorted(keep)
+def _lines(lines: Sequence[tuple[str, str, Sequence[int]]], times: Sequence[int]) -> dict[str, Any]:
     return {
-        "time_ns": [times[i] - times[0] for i in kept],
+        "time_ns": [time - times[0] for time in times],
         "lines": [
-            {"name": name, "variable": color, "values": [of[i] for i in kept]}
-            for name, color, of in lines
+            {"name": name, "variable": color, "values": values} for name, color, values in lines
         ],
     }
 

@@ -186,15 +186,15 @@ class Attribution:
             found = self._sites[key] = self._resolve(graph, storage, owner, line)
         return found
 
-    def category(self, item: LiveItem) -> Category:
-        """Category of a live storage, by the buffer that owns it at that instant."""
-        return self.site(item.graph, item.storage, item.owner, item.line).category
+    def site_of(self, item: LiveItem) -> Site:
+        """Origin of a live storage, by the buffer that owns it at that instant."""
+        return self.site(item.graph, item.storage, item.owner, item.line)
 
     def breakdown(self, live: Iterable[LiveItem], view: View) -> Breakdown:
         """One view of a live set."""
         found = []
         for item in live:
-            site = self.site(item.graph, item.storage, item.owner, item.line)
+            site = self.site_of(item)
             why = site.why.get(view, "unknown")
             found.append((item.nbytes, item.count, self.named(site, view), why))
         return break_down(view, found)

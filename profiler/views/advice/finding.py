@@ -71,4 +71,4 @@ def made(item: LiveItem) -> Made:
 def at_peak(timeline: Timeline, attribution: Attribution) -> Iterator[tuple[LiveItem, Site]]:
     """Yields each item that is live at the peak, and its site; nothing if there is no peak."""
     for i in timeline.at_peak():
-        yield i, attribution.site(i.graph, i.storage, i.owner, i.line)
+        yield i, attribution.site_of(i)

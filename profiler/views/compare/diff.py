@@ -171,7 +171,7 @@ def _by_place(attribution: Attribution, items: Iterable[tuple[LiveItem, float]])
         if not nbytes:
             continue
         total += nbytes
-        site = attribution.site(item.graph, item.storage, item.owner, item.line)
+        site = attribution.site_of(item)
         for view, key in _keys(attribution, site):
             sums[view][key] = sums[view].get(key, 0.0) + nbytes
     views = {view: Counter({k: round(n) for k, n in found.items()}) for view, found in sums.items()}

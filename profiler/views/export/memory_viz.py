@@ -133,7 +133,7 @@ class _DeviceTrace:
             self._known[block.number] = {
                 "stream": 0,
                 "size": block.nbytes,
-                "category": self._attribution.category(block.item).value,
+                "category": self._attribution.site_of(block.item).category.value,
                 "compile_context": self._labels[block.item.graph],
                 "frames": self._frames_of(block.item),
             }
@@ -141,7 +141,7 @@ class _DeviceTrace:
 
     def _frames_of(self, item: LiveItem) -> list[dict[str, Any]]:
         """Innermost first: the FX node or what else made it, its module, the user's stack."""
-        site = self._attribution.site(item.graph, item.storage, item.owner, item.line)
+        site = self._attribution.site_of(item)
         maker, label = self._graphs[site.graph], self._labels[item.graph]
         where = f"<{maker.label.replace('/', '_')}>"
         if site.outside is not None:

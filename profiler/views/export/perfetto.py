@@ -143,7 +143,7 @@ class _ProcessTrace:
                 grown = found[id(change)] = Counter()
                 for blocks, sign in ((change.freed, -1), (change.allocated, 1)):
                     for block in blocks:
-                        label = attribution.category(block.item).label
+                        label = attribution.site_of(block.item).category.label
                         grown[f"{device} {label}"] += sign * block.nbytes
                 grown[f"{device} live"] = grown.total()
             yield from self._counters(moment.time_ns, found[id(change)], values)

@@ -112,7 +112,7 @@ def _blocks(profile: Profile, walks: dict[str, Walk]) -> Rows:
     for device, walk in walks.items():
         for block in walk.blocks:
             item = block.item
-            site = attribution.site(item.graph, item.storage, item.owner, item.line)
+            site = attribution.site_of(item)
             yield (
                 device, block.number, block.memory, block.nbytes, site.category.value,
                 site.graph, graphs[site.graph].label, item.owner, item.line, site.node, site.op,

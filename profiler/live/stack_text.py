@@ -45,7 +45,6 @@ def innermost_module(stack: Mapping[Any, Any] | None) -> tuple[str, str] | None:
     """Path and type name of the innermost module of a ``node.meta["nn_module_stack"]``."""
     if not stack:
         return None
-    entry = list(stack.values())[-1]
-    source, kind = (entry[0], entry[1]) if isinstance(entry, tuple) else (str(entry), "")
-    type_name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-    return clean_module_path(str(source)), type_name.rsplit(".", 1)[-1]
+    source, kind = list(stack.values())[-1]
+    type_name = kind if isinstance(kind, str) else kind.__name__
+    return clean_module_path(source), type_name.rpartition(".")[2]

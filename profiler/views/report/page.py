@@ -71,10 +71,7 @@ def style_of(out: TextIO) -> Style:
 def printable(text: str, out: TextIO) -> str:
     """``text`` with what ``out`` cannot encode as escapes: paths and code may hold anything."""
     encoding = getattr(out, "encoding", None) or "utf-8"
-    try:
-        return text.encode(encoding, "backslashreplace").decode(encoding)
-    except LookupError:
-        return text.encode("ascii", "backslashreplace").decode("ascii")
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class _Table(Table):

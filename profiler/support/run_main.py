@@ -11,9 +11,7 @@ import os
 import runpy
 import sys
 import types
-import zipimport
 from collections.abc import Callable
-from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, TracebackType
 from typing import Any
@@ -101,8 +99,7 @@ def _module(name: str) -> tuple[CodeType, ModuleSpec]:
     except (ImportError, ValueError) as e:
         raise CannotRun(f"cannot find module {name}: {e}") from e
     loader: Any = spec.loader if spec is not None else None
-    can_run = isinstance(loader, (InspectLoader, zipimport.zipimporter))
-    code = loader.get_code(name) if can_run else None
+    code = loader.get_code(name) if loader is not None else None
     if spec is None or code is None:
         raise CannotRun(f"there is no module {name} that can be run")
     return code, spec

@@ -69,9 +69,8 @@ def check_device(wanted: str | None, devices: Sequence[str]) -> None:
 
 def most_called(timeline: Timeline) -> dict[int, int]:
     """Graph id → the unit of its most called program, also if none was called."""
-    calls = timeline.profile.calls
-    counts = Counter(zip(calls.graph, calls.program, strict=True))
+    counts = Counter(timeline.unit_of_call)
     return {
-        graph: max(units, key=lambda u: counts[graph, u.index]).id
+        graph: max(units, key=lambda u: counts[u.id]).id
         for graph, units in groupby(timeline.units, key=lambda u: u.graph.id)
     }

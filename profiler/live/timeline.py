@@ -117,6 +117,10 @@ class Timeline:
     Building it takes time linear in the number of calls (about a second a million). It counts
     memory of ``device`` only, e.g. ``cuda:0``; None adds up all devices, which means something only
     if there is one.
+
+    Attributes:
+        units: all programs.
+        unit_of_call: by call the ``id`` of its unit, -1 where it has no program.
     """
 
     def __init__(self, profile: Profile, device: str | None = None) -> None:
@@ -125,10 +129,10 @@ class Timeline:
         self.units = prepare_programs(profile, device)
         calls = zip(profile.calls.graph, profile.calls.program, strict=True)
         ids = {(u.graph.id, u.index): u.id for u in self.units}
-        self._unit_of_call = array("q", [ids.get(call, _NONE) for call in calls])
-        self._pairing = Pairing(profile, self.units, self._unit_of_call)
+        self.unit_of_call = array("q", [ids.get(call, _NONE) for call in calls])
+        self._pairing = Pairing(profile, self.units, self.unit_of_call)
         self._remaining = self._look_ahead()
-        self._persistent = Persistent(profile, self.units, self._unit_of_call)
+        self._persistent = Persistent(profile, self.units, self.unit_of_call)
         self._states = {_NOTHING: _NOTHING}
         self._steps: list[_Step] = []
         self._makers: dict[tuple[int, Forwards], _Makers] = {}
@@ -221,7 +225,7 @@ class Timeline:
 
     def unobserved(self) -> list[UnobservedCalls]:
         """Calls without a program, by graph, with the reason."""
-        calls = zip(self.profile.calls.graph, self._unit_of_call, strict=True)
+        calls = zip(self.profile.calls.graph, self.unit_of_call, strict=True)
         counts = Counter(g for g, u in calls if u == _NONE)
         entries: dict[int | None, list[LedgerEntry]] = {}
         for e in self.profile.ledger:
@@ -243,10 +247,10 @@ class Timeline:
         called before the call's own unit is called again, or at all if the item accumulates."""
         out: dict[int, tuple[frozenset[int], ...]] = {}
         few: dict[tuple[frozenset[int], ...], tuple[frozenset[int], ...]] = {}
-        never = len(self._unit_of_call)
+        never = len(self.unit_of_call)
         following = [never] * len(self.units)
         for k in range(never - 1, -1, -1):
-            u = self._unit_of_call[k]
+            u = self.unit_of_call[k]
             if u == _NONE:
                 continue
             if self.units[u].handed_on:
@@ -264,9 +268,9 @@ class Timeline:
 
     def _walk(self) -> array[int]:
         cache: dict[tuple[int, int, Forwards, bool, tuple[frozenset[int], ...]], int] = {}
-        out = array("q", bytes(8 * len(self._unit_of_call)))
+        out = array("q", bytes(8 * len(self.unit_of_call)))
         epochs = frozenset(self._persistent.epochs)
-        units, partner, remaining = self._unit_of_call, self._pairing.partner, self._remaining
+        units, partner, remaining = self.unit_of_call, self._pairing.partner, self._remaining
         graphs = self.profile.calls.graph
         backward = {g.id for g in self.profile.graphs if g.kind is GraphKind.BACKWARD}
         state = _NOTHING
@@ -381,10 +385,9 @@ class Timeline:
 
 def _why(graph: GraphRecord, calls: int, entries: list[LedgerEntry]) -> str:
     """Reason why ``calls`` calls of a graph were not observed, from its ledger entries."""
-    if graph.unobservable:
-        return graph.unobservable
-    if graph.data_dependent:
-        return graph.data_dependent
+    known = graph.unobservable or graph.data_dependent
+    if known:
+        return known
     if calls <= sum(e.count for e in entries if e.kind is LedgerKind.WARM_UP):
         return WARM_UPS
     for entry in reversed(entries):

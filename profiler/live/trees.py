@@ -82,11 +82,7 @@ class GraphedFunction:
 
 
 def has_moved(entry: LedgerEntry) -> bool:
-    return _cause(entry) is TreeCause.MOVED
-
-
-def _cause(entry: LedgerEntry) -> TreeCause | None:
-    return entry.tree.cause if entry.tree is not None else None
+    return entry.tree is not None and entry.tree.cause is TreeCause.MOVED
 
 
 def inputs_to_blame(entry: LedgerEntry, graph: GraphRecord | None) -> list[GraphValue]:

@@ -149,16 +149,15 @@ def _measure(timeline: Timeline, device: str) -> dict[str, _Measured]:
 
 def _per_step(timeline: Timeline) -> dict[int, float]:
     """Unit of the most called program of each graph → its graph's calls a step."""
-    calls = timeline.profile.calls
-    by_graph = Counter(calls.graph)
+    by_graph = Counter(timeline.profile.calls.graph)
     forwards = {g.id for g in timeline.profile.graphs if g.kind is GraphKind.FORWARD}
     steps = max((n for g, n in by_graph.items() if g in forwards), default=0)
     steps = steps or max(by_graph.values(), default=1)
-    programs = Counter(zip(calls.graph, calls.program, strict=True))
+    called = set(timeline.unit_of_call)
     return {
         unit: by_graph[graph] / steps
         for graph, unit in most_called(timeline).items()
-        if programs[graph, timeline.units[unit].index]
+        if unit in called
     }
 
 

@@ -86,8 +86,6 @@ class Walk:
         self._memories: dict[tuple[int, int | Storage], int] = {}
         self._inside: dict[int, list[BlockChange]] = {}
         """By kind of call the changes of its events, and then of its end."""
-        self._latest: dict[int, int] = {}
-        """A call of each kind."""
         self._between: dict[tuple[int, int], BlockChange] = {}
 
     def __iter__(self) -> Iterator[Moment]:
@@ -99,7 +97,7 @@ class Walk:
             inside = self._inside[kind]
             if (previous, kind) not in self._between:
                 live = self.timeline
-                before = live.live_after(self._latest[previous]) if previous >= 0 else ()
+                before = live.live_after(call - 1) if call else ()
                 entry = live.live_at(call, 0)
                 self._between[previous, kind] = self._difference(before, entry)
             yield Moment(start, call, 0, self._between[previous, kind])
@@ -108,7 +106,6 @@ class Walk:
                 yield Moment(start + width * i // n, call, i, change)
             yield Moment(start + width, call, AFTER, inside[-1])
             previous = kind
-            self._latest[kind] = call
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
         """Yields each call's index, the time from which it is shown, and for how long; ns."""

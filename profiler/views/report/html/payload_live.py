@@ -142,7 +142,6 @@ class Items:
 def live_payload(timeline: Timeline, items: Items) -> dict[str, Any]:
     """Live sets of one device as JSON values, see Note [How a live set is put together]."""
     calls = timeline.profile.calls
-    unit_ids = {(u.graph.id, u.index): u.id for u in timeline.units}
     kinds: dict[Any, int] = numbered()
     of_calls: list[int] = []
     steps: list[dict[str, int]] = []
@@ -154,7 +153,7 @@ def live_payload(timeline: Timeline, items: Items) -> dict[str, Any]:
         own = (items.of(x) for x in live if x.hold is Hold.CALL)
         steps.append(
             {
-                "unit": unit_ids.get((calls.graph[k], calls.program[k]), -1),
+                "unit": timeline.unit_of_call[k],
                 "rest": items.pairs(x for x in live if x.hold is not Hold.CALL),
                 "own": items.lists[tuple(own)],
                 "between": items.pairs(timeline.live_after(k)),

@@ -15,7 +15,7 @@ import msgspec
 from .file.profile_file import read_profiles, single_profile
 from .file.torch_trace import read_kernels
 from .model import Profile
-from .support.writing import check_writable
+from .support.writing import StrPath, check_writable
 from .views.compare.diff import compare
 from .views.compare.diff_model import ProfileDiff
 from .views.compare.ranks import RankSummary, compare_ranks
@@ -27,8 +27,6 @@ from .views.report.section import EVERY, Section, Show
 from .views.report.sections.diff import of_diff
 from .views.report.sections.ranks import of_ranks
 from .views.report.text import render
-
-StrPath = str | os.PathLike[str]
 
 _TOP, _TOP_SHORT = 10, 5
 """Rows in each table of a full report, and of a short one."""

@@ -19,14 +19,12 @@ from memprof.profiler.model import FORMAT, SCHEMA_VERSION, Profile
 from memprof.profiler.support import errors
 from memprof.profiler.support.json_text import DIALECT
 from memprof.profiler.support.text import visible
-from memprof.profiler.support.writing import write_whole
+from memprof.profiler.support.writing import StrPath, write_whole
 
 from .decoding import documents
 from .encoding import encode_profile as encode_profile
 from .frames import MAGIC, may_begin
 from .reading import read_file
-
-StrPath = str | os.PathLike[str]
 
 _GZIP = b"\x1f\x8b"
 _JSON = re.compile(rb'\s*\{\s*"format"\s*:\s*"memprof-')

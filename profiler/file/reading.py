@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from memprof.profiler.support.errors import ProfileUnreadableError
-from memprof.profiler.support.writing import why
-
-StrPath = str | os.PathLike[str]
+from memprof.profiler.support.writing import StrPath, why
 
 LIMIT = 1 << 30
 

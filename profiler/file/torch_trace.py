@@ -9,8 +9,9 @@ import msgspec
 
 from memprof.profiler.model.kernel import Kernel
 from memprof.profiler.support.errors import ProfileInvalidError
+from memprof.profiler.support.writing import StrPath
 
-from .reading import LIMIT, StrPath, read_file, too_large
+from .reading import LIMIT, read_file, too_large
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _PACKED = zlib.MAX_WBITS | 16

@@ -23,8 +23,7 @@ class ProfileError(Exception):
 
 class ProfileUnreadableError(ProfileError):
     """The file is not read: it is missing, a folder or no regular file (a pipe, a device), may not
-    be read, or has, or unpacks to, more bytes than memprof reads of a file that may be anybody's;
-    the message names the environment variable that allows more."""
+    be read, or has, or unpacks to, more bytes than memprof reads of what may be anybody's."""
 
 
 class ProfileInvalidError(ProfileError):

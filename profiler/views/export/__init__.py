@@ -6,14 +6,13 @@ every instant. Units and fields: docs/exports.md.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from memprof.profiler.model import Profile
 from memprof.profiler.model.kernel import Kernel
 from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.json_text import to_json
-from memprof.profiler.support.writing import output
+from memprof.profiler.support.writing import StrPath, output
 
 __all__ = ["FORMATS", "check_has_time", "export_profile"]
 
@@ -28,7 +27,7 @@ FORMATS = {
 def export_profile(
     profile: Profile | Sequence[Profile],
     format: str,
-    path: str | os.PathLike[str],
+    path: StrPath,
     kernels: Sequence[Kernel] = (),
 ) -> None:
     """Write a profile to a file.

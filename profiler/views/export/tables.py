@@ -39,7 +39,10 @@ def to_pandas(profile: Profile) -> dict[str, Any]:
         ImportError: pandas is not installed.
         OverflowError: a sum of the profile's figures does not fit 64 bits.
     """
-    module = pandas()
+    try:
+        pandas = import_module("pandas")
+    except ImportError as error:
+        raise ImportError("tables need pandas: pip install pandas") from error
     found = walks(profile)
     # Blocks come after the events, when all are known.
     tables = {
@@ -48,19 +51,7 @@ def to_pandas(profile: Profile) -> dict[str, Any]:
         "blocks": _blocks(profile, found),
         "account": _account(profile),
     }
-    return {name: _frame(module, _COLUMNS[name].split(), rows) for name, rows in tables.items()}
-
-
-def pandas() -> Any:
-    """The module ``pandas``.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    try:
-        return import_module("pandas")
-    except ImportError as error:
-        raise ImportError("tables need pandas: pip install pandas") from error
+    return {name: _frame(pandas, _COLUMNS[name].split(), rows) for name, rows in tables.items()}
 
 
 _TYPES = {"int": "Int64", "bool": "boolean", "": "object"}

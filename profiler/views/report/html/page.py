@@ -31,7 +31,7 @@ from importlib.resources import files
 from typing import Any
 
 from memprof.profiler.model import Profile
-from memprof.profiler.support.writing import write_whole
+from memprof.profiler.support.writing import StrPath, write_whole
 
 from .elements import report_elements
 from .payload import ranks_payload
@@ -75,7 +75,7 @@ def report_page(
 
 def write_report(
     profile: Profile | Sequence[Profile],
-    path: str | os.PathLike[str],
+    path: StrPath,
     device: str | None = None,
     source: str = "",
     title: str = "",

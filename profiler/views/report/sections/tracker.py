@@ -125,8 +125,7 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
     if s is None:
         return NOTHING
     after = format_ns(s.time_ns - record.metadata.start_ns)
-    columns = [col.BYTES, col.share(s.total_bytes)]
-    columns += _IN_WORDS
+    columns = (col.BYTES, col.share(s.total_bytes), *_IN_WORDS)
     # Those alike in all of this are one row: a leak is many of them.
     rows: list[col.Row] = []
     for t, count in _alike(s.largest):
@@ -135,7 +134,7 @@ def _largest(record: model.TrackerRecord, show: Show) -> Section:
     title = f"Largest tensors, {after} in: {show(s.total_bytes)} in live tensors"
     rest = s.total_bytes - sum(t.nbytes for t in s.largest)
     note = Note(f"{show(rest)} are in tensors that the snapshot does not describe.")
-    return Section("", title, (note,) if rest > 0 else (), (Table(tuple(columns), rows),))
+    return Section("", title, (note,) if rest > 0 else (), (Table(columns, rows),))
 
 
 _IN_WORDS = col.alike(col.Text, "device", "dtype", "shape", "what", "made in")

@@ -10,14 +10,9 @@ A profile may come from anybody, and a few kilobytes of zlib can unpack to gigab
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO
 
 from memprof.profiler.support.errors import ProfileUnreadableError
 from memprof.profiler.support.writing import StrPath, why
@@ -46,7 +41,8 @@ def read_from(
         ProfileUnreadableError: as ``read_file``, of what is new.
     """
     try:
-        with _open(Path(path)) as opened:
+        _check_kind(os.stat(path).st_mode)
+        with open(path, "rb") as opened:
             found = os.fstat(opened.fileno())
             now = (found.st_dev, found.st_ino)
             begin = opened.seek(start if now == file and found.st_size >= start else 0)
@@ -58,20 +54,10 @@ def read_from(
         raise ProfileUnreadableError(path, f"cannot read it: {why(e, 'check the path')}") from e
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
-    _check_regular(os.stat(path), path)  # Opening some devices does something.
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(fd, "rb") as file:
-        _check_regular(os.fstat(fd), path)  # Another file may have come meanwhile.
-        yield file
-
-
-def _check_regular(found: os.stat_result, path: Path) -> None:
-    mode = found.st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "Is a directory", str(path))
-    if not stat.S_ISREG(mode):
+def _check_kind(mode: int) -> None:
+    """Refuse what must not be opened: that waits for ever for a pipe, and does something to some
+    devices."""
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         what = "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
         raise ValueError(f"it is a {what}, which may never end: write it to a file first")
 

@@ -21,7 +21,6 @@ from profile_builder import training
 from rendering import render_text
 
 from memprof.profiler import model
-from memprof.profiler.file import reading
 from memprof.profiler.file.profile_file import (
     encode_profile,
     profile_schema,
@@ -272,11 +271,11 @@ def test_unreadable(tmp_path: Path, make: Callable[[Path], Path], says: str) -> 
 
 def test_no_permission_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tests run as root, whom no mode stops.
-    def refuse(path: Path, flags: int) -> int:
+    def refuse(path: Path, mode: str) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     (tmp_path / "p.memprof").write_text("")
-    monkeypatch.setattr(reading.os, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(ProfileUnreadableError, match="Permission denied; check the permissions"):
         read_profile(tmp_path / "p.memprof")
 

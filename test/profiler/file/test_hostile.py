@@ -168,17 +168,6 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     ):
         with pytest.raises(ProfileUnreadableError, match=says):
             read_profile(path)
-    # AND where a pipe takes the place of a file between the look and the opening
-    real = os.stat
-    regular = real(__file__)
-
-    def looks_regular(path: object, **more: object) -> os.stat_result:
-        return regular if path == tmp_path / "pipe" else real(path, **more)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading.os, "stat", looks_regular)
-        with pytest.raises(ProfileUnreadableError, match="it is a pipe"):
-            read_profile(tmp_path / "pipe")
 
 
 def test_a_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.writing import StrPath, output
 
-__all__ = ["FORMATS", "check_has_time", "export_profile"]
+__all__ = ["FORMATS", "export_profile"]
 
 FORMATS = {
     "perfetto": "trace for ui.perfetto.dev",
@@ -47,8 +47,14 @@ def export_profile(
     if format not in FORMATS:
         raise ValueError(f"there is no format {format!r}; there are {', '.join(FORMATS)}")
     profiles = [profile] if isinstance(profile, Profile) else list(profile)
-    if format in ("perfetto", "memory-viz"):
-        check_has_time(profiles, f"{format} shows memory over time")
+    # Without calls, those of ``memprof simulate`` know an instant alone.
+    has_time = any(len(p.calls) or p.ledger or p.tracker or p.dataflow for p in profiles)
+    if format != "json" and any(p.accounts for p in profiles) and not has_time:
+        raise ProfileError(
+            None,
+            f"{format} shows memory over time, and this profile has the account of one instant: "
+            "use memprof report, or memprof export -f json",
+        )
     if format != "perfetto" and len(profiles) != 1:
         raise ValueError(f"{format} takes one profile, not {len(profiles)}; perfetto takes several")
     if kernels and (format != "perfetto" or len(profiles) != 1):
@@ -67,20 +73,3 @@ def export_profile(
             from .memory_viz import write_memory_viz
 
             write_memory_viz(profiles[0], file)
-
-
-def check_has_time(profiles: Sequence[Profile], why: str) -> None:
-    """Refuse profiles that know an instant alone, as those of ``memprof simulate`` do unless the
-    script used memprof's backend. The message begins with ``why``: what the view is for.
-
-    Raises:
-        ProfileError: there are accounts, and nothing that has a time.
-    """
-    if any(p.accounts for p in profiles) and not any(
-        len(p.calls) or p.ledger or p.tracker or p.dataflow for p in profiles
-    ):
-        raise ProfileError(
-            None,
-            f"{why}, and this profile has the account of one instant: use memprof report, or "
-            "memprof export -f json",
-        )

@@ -302,15 +302,6 @@ def test_frames_of_several_processes_may_alternate() -> None:
     assert decode_profiles(b"".join(a + b for a, b in pairs)) == profiles
 
 
-def test_a_frame_that_comes_again_is_not_read() -> None:
-    data = encode_profile(training())
-    found = decode_profile(data + split(data)[-2])
-    assert len(found.left_out) == 1
-    assert found.left_out[0].startswith(f"what comes after {len(data):,} bytes: ")
-    found.left_out.clear()
-    assert found == training()
-
-
 def test_a_bit_anywhere_costs_what_comes_after_it() -> None:
     chunks = chunks_of_training()
     data, rng = b"".join(chunks), random.Random(0)

@@ -42,7 +42,6 @@ from memprof.profiler.model.tracker import (
     OperationSummary,
     TrackedDevice,
 )
-from memprof.profiler.support.errors import ProfileNotWritableError
 from memprof.profiler.views.export import FORMATS, export_profile
 from memprof.profiler.views.export.perfetto import write_perfetto
 from profiler.sources.trace.perfetto_wasm import query
@@ -285,15 +284,3 @@ def test_a_place_that_cannot_be_written(path: str, tmp_path: Path, format: str) 
     assert result.exit_code == 2
     assert "Nothing was changed there" in result.output
     assert (tmp_path / "file").read_text() == "here"
-
-
-def test_a_failed_export_leaves_what_was_there(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("before")
-    broken = training()
-    broken.graphs.pop(0)
-    with pytest.raises(LookupError):
-        export_profile(broken, "memory-viz", tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "before"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    with pytest.raises(ProfileNotWritableError, match="Nothing was changed"):
-        export_profile(training(), "perfetto", tmp_path)

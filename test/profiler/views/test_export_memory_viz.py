@@ -125,19 +125,6 @@ def test_devices_have_places_of_their_own() -> None:
     assert device_index(["cpu"]) == {"cpu": 0}
 
 
-def test_long_lists_are_pickled_in_batches() -> None:
-    # GIVEN more events than MemoryViz.js can take as arguments of one call
-    file = io.BytesIO()
-    write_memory_viz(training(400), file)
-    # THEN no more than 1,000 are added at a time
-    added = most = 0
-    for op, _, _ in pickletools.genops(file.getvalue()):
-        added = 0 if op.name.startswith("APPEND") else added + (op.name == "EMPTY_DICT")
-        most = max(most, added)
-    assert most <= 1_000
-    assert len(pickle.loads(file.getvalue())["device_traces"][0]) > 5_000
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_addresses_never_overlap(seed: int) -> None:
     rng = random.Random(seed)

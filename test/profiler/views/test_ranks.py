@@ -32,14 +32,6 @@ def job() -> list[Profile]:
     return [rank(3), rank(2, profile=larger(training(), 4 * MIB)), rank(0), rank(1)]
 
 
-def test_numbers_of_ranks_are_whole_on_a_narrow_terminal() -> None:
-    lines = report_text(job(), Style(width=80)).splitlines()
-    head = next(n for n, line in enumerate(lines) if "recompiled" in line)
-    for r, line in enumerate(lines[head + 2 : head + 6]):
-        assert f"{30 if r == 2 else 26}.0 MiB" in line
-        assert line.endswith(f"  {100 + r}")
-
-
 def warnings(*profiles: Profile) -> list[str]:
     return compare_ranks(profiles).warnings
 

@@ -43,6 +43,7 @@ def _bytes(account: DeviceAccount, key: Callable[[Held], str]) -> Counter[str]:
         found[key(row)] += row.nbytes
     found["(rounding)"] += account.rounding
     found["(freed, in use by a stream)"] += account.awaiting
+    found["(given back)"] += account.given_back
     for pool in account.pools:
         found["(free)" if pool.name == "general" else "(free, private pools)"] += pool.free
     found["(not explained)"] += account.unexplained

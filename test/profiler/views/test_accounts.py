@@ -62,15 +62,16 @@ def test_compares_by_category_module_and_line(account: DeviceAccount) -> None:
     after.rows[0] = type(grown)(
         grown.category, grown.nbytes + 2 * MIB, grown.count, grown.modules, grown.frame
     )
-    after.reserved += 2 * MIB
+    after.given_back += MIB
+    after.reserved += 3 * MIB
     found = compare(Profile(accounts=[account]), Profile(accounts=[after]))
     (reserved,) = found.quantities
-    assert (reserved.name, reserved.device, reserved.change) == ("reserved", "cuda:0", 2 * MIB)
+    assert (reserved.name, reserved.device, reserved.change) == ("reserved", "cuda:0", 3 * MIB)
     changed = {view: [(c.key, c.change) for c in cs] for view, cs in reserved.views.items()}
     assert changed == {
-        "category": [("activation", 2 * MIB)],
-        "module": [("Net > Block", 2 * MIB)],
-        "line": [("train.py: loss.backward()", 2 * MIB)],
+        "category": [("activation", 2 * MIB), ("(given back)", MIB)],
+        "module": [("Net > Block", 2 * MIB), ("(given back)", MIB)],
+        "line": [("train.py: loss.backward()", 2 * MIB), ("(given back)", MIB)],
     }
 
 

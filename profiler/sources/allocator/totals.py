@@ -103,9 +103,10 @@ def device_totals(found: Iterable[tuple[int, Counters]] | None = None) -> list[D
     """Totals of the devices of which something is, or was, reserved, by their counters; by default
     those of now."""
     found = device_counters() if found is None else found
-    return [DeviceTotals(f"cuda:{d}", _memory(d), *of) for d, of in found if of[-1]]
+    return [DeviceTotals(f"cuda:{d}", total_memory(d), *of) for d, of in found if of[-1]]
 
 
 @functools.cache
-def _memory(device: int) -> int:
+def total_memory(device: int) -> int:
+    """Bytes that a device has; torch reads them when it initialises the device."""
     return int(torch.cuda.get_device_properties(device).total_memory)

@@ -28,9 +28,9 @@ from heapq import nlargest
 
 from memprof.profiler.model import MemoryColumns, OperationColumns, OperationSummary, TensorInfo
 from memprof.profiler.model.tracker import MAX_NAMES, path_of
+from memprof.profiler.sources.allocator._torch_compat import without_torch_function
 
 from . import naming, sources
-from ._torch_compat import without_torch_function
 from .places import Counted, Lanes, OperationTree, current_task
 from .settings import TrackerSettings
 from .tensors import LiveTensors, TensorStorage

@@ -168,7 +168,7 @@ class OperatorWindow:
             return self
         try:
             kinds = [torch.profiler.ProfilerActivity.CPU]
-            if _torch_compat.cuda_in_use():
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             profile = torch.profiler.profile(
                 activities=kinds,

@@ -13,16 +13,13 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from memprof.profiler.model import TrackedDevice
+from memprof.profiler.sources.allocator.totals import Counters, device_counters, total_memory
 from memprof.profiler.support.host import physical_memory, resident_bytes
-
-from . import _torch_compat
 
 if sys.platform != "win32":
     import resource
@@ -62,33 +59,26 @@ def _own_highest() -> int:
 def allocated_and_highest() -> dict[str, tuple[int, int]]:
     """Bytes that the allocator of each CUDA device in use has handed out, and the highest ever, by
     device; for the edges of operations."""
-    found = {}
-    for i, counters in _cuda_counters():
-        allocated = counters["allocated_bytes"]["all"]
-        found[f"cuda:{i}"] = (allocated["current"], allocated["peak"])
-    return found
+    return {f"cuda:{d}": (allocated, peak) for d, (allocated, _, peak, _) in _cuda_counters()}
 
 
 def device_memory() -> dict[str, TrackedDevice]:
     """All that a snapshot has of the allocator of each CUDA device in use, by device."""
-    found = {}
-    for i, counters in _cuda_counters():
-        allocated = counters["allocated_bytes"]["all"]
-        found[f"cuda:{i}"] = TrackedDevice(
-            allocated_bytes=allocated["current"],
-            reserved_bytes=counters["reserved_bytes"]["all"]["current"],
-            peak_bytes=allocated["peak"],
-            # torch has read the properties when it initialised the device.
-            total_bytes=torch.cuda.get_device_properties(i).total_memory,
-            highest_bytes=allocated["current"],
+    return {
+        f"cuda:{device}": TrackedDevice(
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            peak_bytes=peak,
+            total_bytes=total_memory(device),
+            highest_bytes=allocated,
         )
-    return found
+        for device, (allocated, reserved, peak, _) in _cuda_counters()
+    }
 
 
-def _cuda_counters() -> Iterator[tuple[int, dict[str, Any]]]:
-    """The allocator's counters of each device on which it has ever handed out memory."""
-    if _torch_compat.cuda_in_use():
-        for i in range(torch.cuda.device_count()):
-            counters = _torch_compat.cuda_statistics(i)
-            if counters.get("allocated_bytes", {}).get("all", {}).get("peak"):
-                yield i, counters
+def _cuda_counters() -> list[tuple[int, Counters]]:
+    """Counters of the allocator of each device on which it has ever handed out memory."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    found = device_counters(devices=range(torch.cuda.device_count()))
+    return [(device, counters) for device, counters in found if counters[2]]

@@ -60,8 +60,8 @@ COMPILER_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Files (and functions; none means all) below which only the compiler runs."""
 
 
-def event_tree(result: Any) -> list[Any]:
-    """Root events of a finished profiler run.
+def kineto_result(result: Any) -> Any:
+    """The ``_ProfilerResult`` of a finished profiler run.
 
     ``result`` is a ``torch.profiler.profile``, a ``torch.autograd.profiler.profile`` or
     the ``_ProfilerResult`` inside them.
@@ -70,18 +70,9 @@ def event_tree(result: Any) -> list[Any]:
         TypeError: it is none of them.
         ValueError: the profiler has not stopped, so there is no result yet.
     """
-    return list(kineto_result(result).experimental_event_tree())
-
-
-def kineto_result(result: Any) -> Any:
-    """The ``_ProfilerResult`` inside what a caller may hand in; see ``event_tree``."""
     given = type(result).__name__
     for attribute in ("profiler", "kineto_results"):
-        if hasattr(result, "experimental_event_tree"):
-            return result
-        if not hasattr(result, attribute):
-            continue
-        result = getattr(result, attribute)
+        result = getattr(result, attribute, result)
         if result is None:
             raise ValueError(
                 f"this {given} holds no result yet: leave its `with` block (or call stop()) first. "

@@ -10,7 +10,6 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -25,15 +24,14 @@ _NOT_USER = re.compile(
 )
 
 
-def events_by_number(
-    columns: EventColumns, wanted: set[int]
-) -> Iterator[tuple[int, Any, list[Any]]]:
-    """Number, event and the events around it, outermost first, of events wanted by number."""
+def frames_of_events(columns: EventColumns, wanted: set[int]) -> dict[int, SourceFrame]:
+    """The user's line around each event wanted by number, where a Python call was made from one."""
+    found: dict[int, SourceFrame] = {}
     scopes = columns.scopes
     skipped = set(scopes.event[scopes.kind == ScopeKind.COMPILER].tolist())
     number, last = -1, max(wanted, default=-1)
-    path: list[Any] = [None]
-    todo = [iter(compat.event_tree(columns.kineto))]  # of each of the path what is below it
+    path: list[Any] = [None]  # the events around, outermost first
+    todo = [iter(columns.kineto.experimental_event_tree())]  # what is below each of them
     while todo and number < last:
         event = next(todo[-1], None)
         if event is None:
@@ -41,17 +39,12 @@ def events_by_number(
             path.pop()
             continue
         number += 1
-        if number in wanted:
-            yield number, event, path[1:]
+        if number in wanted and (frame := _frame(path[1:])) is not None:
+            found[number] = frame
         if number not in skipped:
             todo.append(iter(event.children))
             path.append(event)
-
-
-def frames_of_events(columns: EventColumns, wanted: set[int]) -> dict[int, SourceFrame]:
-    """The user's line around each wanted event, where a Python call was made from one."""
-    found = ((number, _frame(path)) for number, _, path in events_by_number(columns, wanted))
-    return {number: frame for number, frame in found if frame is not None}
+    return found
 
 
 def _frame(path: list[Any]) -> SourceFrame | None:

@@ -68,14 +68,16 @@ def read_events(result: Any) -> EventColumns:
         result: what ``torch.profiler.profile`` was, or its ``_ProfilerResult``.
 
     Raises:
-        TypeError, ValueError: see ``_torch_compat.event_tree``.
+        TypeError, ValueError: see ``_torch_compat.kineto_result``.
     """
+    kineto = compat.kineto_result(result)
     reader = _Reader()
     with collector_paused():  # millions of objects are made and no cycle
-        for thread, roots in groupby(compat.event_tree(result), lambda e: _signed(e.start_tid)):
+        roots = kineto.experimental_event_tree()
+        for thread, events in groupby(roots, lambda e: _signed(e.start_tid)):
             reader.threads.append((reader.events, thread))
-            reader.walk(roots)
-    return reader.columns(compat.kineto_result(result))
+            reader.walk(events)
+    return reader.columns(kineto)
 
 
 def _signed(n: int) -> int:

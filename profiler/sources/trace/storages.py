@@ -56,12 +56,6 @@ class Storages:
         """When each was released, ns; the largest integer for after the trace."""
         return at(self.start, self.destroyed, _AFTER)
 
-    def life(self, storage: int) -> tuple[int, int]:
-        """``born`` and ``died`` of one storage."""
-        made, gone = int(self.created[storage]), int(self.destroyed[storage])
-        born = int(self.start[made]) if made >= 0 else _BEFORE
-        return born, int(self.start[gone]) if gone >= 0 else _AFTER
-
 
 def lifetimes(columns: EventColumns) -> Storages:
     """When each storage was made and released."""

@@ -141,17 +141,10 @@ def thinned(table: BytesByCategory, points: int) -> BytesByCategory:
 def live_rows(profile: DataFlowProfile, device: int, time: int) -> Ints:
     """Rows of ``DataFlowProfile.storages`` that are live at a time, largest first."""
     s = profile.storages
-    rows = _present(profile, device)
-    rows = rows[(s.born[rows] <= time) & (s.died[rows] > time) & (s.size[rows] > 0)]
+    live = (s.device == device) & (s.born <= time) & (s.died > time) & (s.size > 0)
+    live[: s.keys] &= profile.counted
+    rows = np.flatnonzero(live)
     return rows[np.argsort(-s.size[rows], kind="stable")]
-
-
-def _present(profile: DataFlowProfile, device: int) -> Ints:
-    """Storages of a device that take part in the changes."""
-    s = profile.storages
-    blocks = np.ones(len(s) - s.keys, np.bool_)
-    taking_part = np.concatenate([profile.counted, blocks])
-    return np.flatnonzero(taking_part & (s.device == device))
 
 
 POINTS = 20_000
@@ -228,21 +221,22 @@ def storages_at(
     versions = profile.versions_at(time)
     leaves = profile.columns.leaves
     backward = np.sort(leaves.start[leaves.backward == NODE])
+    storages = profile.storages
+    born, died = storages.born, storages.died
     out = []
     for row in rows:
         category = profile.category(row, versions[row])
         # One of the backward's nodes begins in its life.
-        life = profile.storages.life(row)
-        born, died = np.searchsorted(backward, life)
-        awaited = category is Category.ACTIVATION and bool(born < died)
-        known = int(profile.storages.created[row]) >= 0
+        first, end = np.searchsorted(backward, [born[row], died[row]])
+        awaited = category is Category.ACTIVATION and bool(first < end)
+        known = int(storages.created[row]) >= 0
         storage = DataFlowStorage(
-            nbytes=int(profile.storages.size[row]),
+            nbytes=int(storages.size[row]),
             category=category,
             op=profile.operator(row),
             module=profile.module(row),
             frame=lines.get(row),
-            created_ns=life[0] - origin if known else None,
+            created_ns=int(born[row]) - origin if known else None,
             awaited=awaited,
         )
         out.append(storage)
@@ -252,12 +246,7 @@ def storages_at(
 def frames(profile: DataFlowProfile, storages: Iterable[int]) -> dict[int, SourceFrame]:
     """The line of user code that made each storage, where it is known: the trace is walked once
     more, down to these allocations only."""
-    out: dict[int, SourceFrame] = {}
-    events: dict[int, list[int]] = {}
-    for storage in dict.fromkeys(storages):
-        row = int(profile.storages.created[storage])
-        if row >= 0:
-            events.setdefault(int(profile.columns.allocations.event[row]), []).append(storage)
-    for event, frame in frames_of_events(profile.columns, set(events)).items():
-        out.update(dict.fromkeys(events[event], frame))
-    return out
+    columns, created = profile.columns, profile.storages.created
+    event = {s: int(columns.allocations.event[created[s]]) for s in storages if created[s] >= 0}
+    found = frames_of_events(columns, set(event.values()))
+    return {storage: found[number] for storage, number in event.items() if number in found}

@@ -141,10 +141,11 @@ def judge(
         times, live = times[first:last].clip(min=within[0]), live[first:last]
     time = int(times[live.argmax()])
     versions = profile.versions_at(time)
+    born, died = profile.storages.born, profile.storages.died
     for s in live_rows(profile, cpu, time).tolist():
         size = int(profile.storages.size[s])
         category = profile.category(s, int(versions[s]))
-        right = truth.right(*profile.storages.life(s), _address(profile, s))
+        right = truth.right(int(born[s]), int(died[s]), _address(profile, s))
         out.total += size
         if not right:
             out.untold += size

@@ -255,11 +255,13 @@ class OperationLog:
                 if storage.operation < 0:
                     storage.operation = operation.summary
             nbytes = sum(s.nbytes for s in made)
-            if nbytes > self._tree.sums[operation.summary].left_bytes:
+            sums = self._tree.sums[operation.summary]
+            if nbytes > sums.left_bytes:
                 largest = nlargest(self._left, made, key=lambda s: s.nbytes)
                 described = tuple(self.described(s) for s in largest)
                 with self._lock:
-                    self._tree.keep_left(operation.summary, nbytes, described)
+                    if nbytes > sums.left_bytes:
+                        sums.left_bytes, sums.left = nbytes, described
         except Exception as e:
             self._failed(e)
 

@@ -8,7 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary, TensorInfo
+from memprof.profiler.model import DeviceSummary, Lane, LaneKind, OperationSummary
 from memprof.profiler.model.tracker import MAX_LANES, MAX_NAMES
 
 OTHER = "(other operations)"
@@ -60,14 +60,6 @@ class OperationTree:
             known.max_delta = max(known.max_delta, delta)
             known.max_peak = max(known.max_peak, peak)
             known.measured += 1
-
-    def keep_left(self, place: int, nbytes: int, largest: tuple[TensorInfo, ...]) -> None:
-        """Note what an invocation left alive, if none before it left more: bytes, and the largest
-        tensors."""
-        sums = self.sums[place]
-        if nbytes > sums.left_bytes:
-            sums.left_bytes = nbytes
-            sums.left = largest
 
     def summaries(self) -> list[OperationSummary]:
         return [_copy(s) for s in self.sums]

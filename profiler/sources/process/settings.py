@@ -107,24 +107,16 @@ def find_file() -> Path | None:
     return None
 
 
-def read_toml(path: Path) -> str:
-    """The text at ``path``; raises ``SettingsError`` if it cannot be read or is not UTF-8."""
+def table_in(path: Path) -> dict[str, Any]:
+    """Our table in the file at ``path``, empty if it has none. Raises ``SettingsError`` if that
+    cannot be read or is no TOML (and says the line), ours is no table, or a file of ours has
+    anything beside it, as the older ``[[backend]]``."""
     try:
-        return path.read_text(encoding="utf-8")
+        found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
-    except UnicodeDecodeError as e:
-        raise SettingsError(f"{path}: not TOML: {e}") from e
-
-
-def table_in(text: str, path: Path) -> dict[str, Any] | None:
-    """Our table in ``text``, which is that of ``path``; None if it has none. Raises
-    ``SettingsError`` if it is no TOML (and says the line), ours is no table, or a file of ours has
-    anything beside it, as the older ``[[backend]]``."""
-    found: Any
-    try:
-        found = tomllib.loads(text)
-    # Not only TOMLDecodeError: a number of 5,000 digits is Python's ValueError.
+    # Not only TOMLDecodeError: text that is not UTF-8, and a number of 5,000 digits, are other
+    # ValueErrors.
     except (ValueError, RecursionError, OverflowError) as e:
         raise SettingsError(f"{path}: not TOML: {_short(str(e))}") from e
     if path.name != "pyproject.toml" and (others := found.keys() - {"memprof"}):
@@ -132,7 +124,7 @@ def table_in(text: str, path: Path) -> dict[str, Any] | None:
         raise SettingsError(f"{path}: {names} is not read: settings stand in the table `[memprof]`")
     for part in table_name(path).split("."):
         if not isinstance(found, dict) or part not in found:
-            return None
+            return {}
         found = found[part]
     if not isinstance(found, dict):
         given = _short(repr(found), 60)
@@ -147,12 +139,6 @@ def table_name(path: Path) -> str:
 
 def _short(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
-
-
-def parse(name: str, text: str, where: str) -> Any:
-    """The value of setting ``name`` that ``text`` stands for, as in an environment variable; raises
-    ``SettingsError`` if it stands for none."""
-    return check(name, text.strip(), where, strict=False)
 
 
 def check(name: str, value: Any, where: str, *, strict: bool = True) -> Any:
@@ -189,13 +175,13 @@ def configured(
     origin: dict[str, str] = {}
     path = find_file() if file else None
     if path is not None:
-        for name, value in (table_in(read_toml(path), path) or {}).items():
+        for name, value in table_in(path).items():
             values[name] = check(name, value, f"{path}: [{table_name(path)}]: ")
             origin[name] = str(path)
     for name in _TYPES:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environment:
-            values[name] = parse(name, environment[variable], f"{variable}: ")
+            values[name] = check(name, environment[variable].strip(), f"{variable}: ", strict=False)
             origin[name] = variable
     for name, value in (arguments or {}).items():
         if value is not None:

@@ -325,9 +325,6 @@ class LiveTensors:
         self._cutoff = best[-1].nbytes if best else 0
         self._largest = {s.address: s for s in best if s.nbytes}
 
-    def __len__(self) -> int:
-        return len(self._known)
-
 
 @cache
 def _name(device: torch.device) -> str:

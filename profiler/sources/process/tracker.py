@@ -312,10 +312,7 @@ class MemoryTracker:
         """
         if not 0 <= sequence <= MAX_SEQUENCE:
             raise ValueError(f"sequence={sequence}: 0 to {MAX_SEQUENCE:,} calls can be kept")
-        return OperatorWindow(self._operator_table, self._problem, memory, sequence)
-
-    def _problem(self, text: str) -> None:
-        self._recorder.problem(text)
+        return OperatorWindow(self._operator_table, self._recorder.problem, memory, sequence)
 
     def _operator_table(self) -> OperatorTable | None:
         return self._recorder.operators if self.enabled else None

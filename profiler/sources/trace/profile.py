@@ -126,6 +126,9 @@ class DataFlowProfile:
             name = int(self.columns.leaves.name[self.columns.allocations.leaf[row]])
         return self.columns.names[name] if name >= 0 else None
 
+    def __repr__(self) -> str:
+        return f"<DataFlowProfile: {len(self.storages.device):,} storages on {self.devices}>"
+
     @property
     def devices(self) -> list[str]:
         """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``; none where the trace

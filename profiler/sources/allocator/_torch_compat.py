@@ -184,21 +184,13 @@ def keep_counting() -> Undo:
 
     def around(reset: Callable[[int], None]) -> Callable[[int], None]:
         def counted(device: int) -> None:
-            _before_reset[device] = allocation_counts(device)
-            reset(device)
-            left = memory_stats(device)["allocation"]["all"]
-            asked, let_go = _before_reset[device]
-            _before_reset[device] = asked - left["allocated"], let_go - left["freed"]
+            counts = allocation_counts(device)
+            reset(device)  # to zero
+            _before_reset[device] = counts
 
         return counted
 
-    undo = replace([torch._C], "_cuda_resetAccumulatedMemoryStats", around)
-
-    def forget() -> None:
-        undo()
-        _before_reset.clear()
-
-    return forget
+    return replace([torch._C], "_cuda_resetAccumulatedMemoryStats", around)
 
 
 def on_cuda_start(do: Callable[[], None]) -> None:

@@ -34,7 +34,7 @@ from . import _torch_compat as compat
 from .allocator_session import AllocatorSession
 from .captures import Device, WatchedCapture, describe
 from .history import AllocatorBlock
-from .replaced import Undo, replace
+from .replaced import replace, undo_all
 from .where import is_internal, source_of
 
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](\w+)")
@@ -62,17 +62,18 @@ class GraphWatch:
         self._blocks: dict[int, list[AllocatorBlock]] = {}
         self._frames: dict[tuple[Any, ...], Any] = {}
         self._ranges: dict[int, list[Range]] = {}
-        self._undo: list[Undo] = []
+        self._undo = undo_all()
 
     def install(self) -> None:
         """Begin; the ``AllocatorSession`` is installed."""
         graph = [torch.cuda.CUDAGraph]
-        self._undo.append(replace(graph, "capture_begin", self._around_begin))
-        self._undo.append(replace(graph, "capture_end", self._around_end))
+        self._undo = undo_all(
+            replace(graph, "capture_begin", self._around_begin),
+            replace(graph, "capture_end", self._around_end),
+        )
 
     def uninstall(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._undo()
 
     def made(self, device: int, block: AllocatorBlock) -> None:
         """Keep a block of the history if it may be of a capture, or of a pool that has graphs."""

@@ -33,7 +33,7 @@ from typing import Any
 from memprof.profiler.model import Category, SourceFrame, allocator_rules as rules
 
 from .marks import Mark
-from .segments import AllocatorSegment, Segments, pool_id
+from .segments import AllocatorSegment, Segments
 
 LONG = 8
 """A block that lived for at least one part in so many of a history is in ``long_lived``."""
@@ -228,7 +228,7 @@ class AllocatorHistory:
             if not s["total_size"]:  # Of an expandable one, addresses without memory.
                 continue
             segment = AllocatorSegment(s["address"], s["total_size"], s.get("is_expandable", False))
-            segment.pool = pool_id(s.get("segment_pool_id", (0, 0)))
+            segment.pool = s.get("segment_pool_id", (0, 0))
             self._segments.add(segment)
             for b in s["blocks"]:
                 if b["state"] == "inactive":
@@ -308,7 +308,7 @@ class AllocatorHistory:
         for s in segments:
             mine = self._segments.at(s["address"])
             if mine is not None:
-                mine.pool = pool_id(s.get("segment_pool_id", (0, 0)))
+                mine.pool = s.get("segment_pool_id", (0, 0))
 
     # What the allocator can do.
 

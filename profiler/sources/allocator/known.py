@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -96,19 +96,26 @@ class Objects:
         return min(counts, default=0)
 
     def of_modules(self) -> Categories:
-        """Parameters, buffers and gradients of every module that was made."""
-        return _of_modules(self.alive())
+        """Categories of the parameters, buffers and gradients of every module that was made."""
+        known: Categories = {}
+        for module in self.alive():
+            statistics = isinstance(module, compat.NormWithStatistics)
+            for tensor in _own(module, "_buffers"):
+                state = statistics or _is_written(tensor, FEW)
+                _add(known, tensor, Category.PERSISTENT_STATE if state else Category.PARAMETER)
+            for tensor in _own(module, "_parameters"):
+                _add_with_gradient(known, tensor)
+        return known
 
     def of_process(self) -> KnownMemory:
         """All that is known, by asking for the modules and optimizers that there are."""
         found = compat.existing(torch.nn.Module, torch.optim.Optimizer)
         optimizers = [x for x in found if issubclass(type(x), torch.optim.Optimizer)]
-        modules = [x for x in found if issubclass(type(x), torch.nn.Module)]
-        for module in modules:
-            self.module_made(module)
-        modules = list(self.alive())  # Also what ``gc.freeze()`` hides from the collector.
+        for module in found:
+            if issubclass(type(module), torch.nn.Module):
+                self.module_made(module)
         self.has_optimizer |= bool(optimizers)
-        known = _of_modules(modules)
+        known = self.of_modules()  # Also what ``gc.freeze()`` hides from the collector.
         for optimizer in optimizers:
             # A compiled optimizer's state is also among the buffers of Dynamo's modules.
             known = of_parameters(optimizer) | known | of_state(optimizer)
@@ -135,19 +142,6 @@ class Objects:
             module = reference()
             if module is not None:
                 yield module
-
-
-def _of_modules(modules: Iterable[torch.nn.Module]) -> Categories:
-    """Categories of the parameters, buffers and gradients of modules."""
-    known: Categories = {}
-    for module in modules:
-        statistics = isinstance(module, compat.NormWithStatistics)
-        for tensor in _own(module, "_buffers"):
-            state = statistics or _is_written(tensor, FEW)
-            _add(known, tensor, Category.PERSISTENT_STATE if state else Category.PARAMETER)
-        for tensor in _own(module, "_parameters"):
-            _add_with_gradient(known, tensor)
-    return known
 
 
 def _own(module: torch.nn.Module, kind: str) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ torch's observers cannot be taken back: there is one of ours for the life of the
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -37,8 +38,6 @@ class OutOfMemoryEvent:
 Listener = Callable[[OutOfMemoryEvent], None]
 
 _listeners: list[Listener] = []
-_lock = threading.Lock()
-_attached = False
 _here = threading.local()
 
 
@@ -61,12 +60,9 @@ def listen(listener: Listener) -> Callable[[], None]:
     return end
 
 
+@functools.cache
 def _attach() -> None:
-    global _attached
-    with _lock:
-        if not _attached:
-            _attached = True  # also where it cannot be done: it is not tried again
-            compat.on_out_of_memory(_observe)
+    compat.on_out_of_memory(_observe)  # Where that cannot be done, it is not tried again.
 
 
 def _observe(device: int, wanted: int, allowed: int, free: int) -> None:

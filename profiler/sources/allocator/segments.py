@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from memprof.profiler.model.address_ranges import FreeRanges
 
@@ -48,7 +47,9 @@ class Segments:
         inside = segment is not None and address < segment.address + segment.size
         return segment if inside else None
 
-    def grow(self, address: int, size: int, expandable: bool, pool: Any = None) -> None:
+    def grow(
+        self, address: int, size: int, expandable: bool, pool: tuple[int, int] | None = None
+    ) -> None:
         """Note memory that the device gave, and of which pool it is, as the history has that;
         nothing where other memory is there."""
         before = self._last_up_to(max(address, address + size - 1))
@@ -62,7 +63,7 @@ class Segments:
         else:
             segment = AllocatorSegment(address, size, expandable)
             self._put(segment)
-        segment.pool = segment.pool or pool_id(pool)
+        segment.pool = segment.pool or pool
         after = self._by_address.get(address + size) if expandable else None
         if after is not None and after.expandable:  # A hole between the two is filled.
             self._forget(after)
@@ -107,9 +108,3 @@ class Segments:
         """The segment that begins last at or below an address; None if none does."""
         i = bisect.bisect_right(self._starts, address)
         return self._by_address[self._starts[i - 1]] if i else None
-
-
-def pool_id(found: Any) -> tuple[int, int] | None:
-    """The id of a pool as a snapshot or its history has it; None if that is none."""
-    pair = tuple(found) if isinstance(found, (tuple, list)) else ()
-    return (pair[0], pair[1]) if [type(n) for n in pair] == [int, int] else None

@@ -93,8 +93,9 @@ def explain(
     decide = _CategoryRules(marks, cut_off, now, is_workspace, transient_workspaces)
 
     def row_of(block: AllocatorBlock) -> Held:
-        at = where(block.frames)
-        category, detail = decide(block, at)
+        frames = block.frames
+        at = where(frames)
+        category, detail = decide(block, at, of_distributed(frames))
         holder = ""
         if holder_of is not None and category is Category.UNKNOWN:
             category, holder = holder_of(block)
@@ -210,14 +211,15 @@ class _CategoryRules:
             elif ended:
                 self._ended.add(i)
 
-    def __call__(self, block: AllocatorBlock, at: Where) -> tuple[Category, str]:
+    def __call__(
+        self, block: AllocatorBlock, at: Where, distributed: tuple[Category, str] | None
+    ) -> tuple[Category, str]:
         known = block.known_category
         if known is None and self._is_workspace(block):
             return Category.WORKSPACE, "cuBLAS"
         if block.event == 0:
             state = Category.PERSISTENT_STATE if block.written_often else None
             return known or state or Category.UNKNOWN, BEFORE
-        distributed = of_distributed(block.frames) if at.distributed else None
         if distributed is not None and known in (None, Category.GRADIENT):
             category, detail = distributed
             if known is None:

@@ -57,7 +57,6 @@ class Where:
         generated: line of Inductor's code, None for eager code.
         nodes: FX nodes of the kernel that first uses the block, with what of ATen they are;
             empty if unknown or eager.
-        distributed: whether FSDP or DDP is on the stack.
         recomputed: whether a forward ran, or what stands for one in generated code, inside of a
             backward if that was running: a checkpoint, a module that was called, an FX node that
             ``describe_with`` says so of. Not what a backward asked for that such a forward began.
@@ -68,7 +67,6 @@ class Where:
     modules: tuple[str, ...]
     generated: SourceFrame | None
     nodes: str
-    distributed: bool
     recomputed: bool
 
     @property
@@ -82,7 +80,6 @@ class Where:
         return " > ".join(self.modules)
 
 
-_DISTRIBUTED = re.compile(r"[/\\]torch[/\\](distributed[/\\]fsdp|nn[/\\]parallel)")
 _CALLS_FORWARD = re.compile(r"[/\\]torch[/\\](utils[/\\]checkpoint|nn[/\\]modules[/\\]module)\.py$")
 _ENGINE = "_engine_run_backward"
 """Function of torch that waits for autograd's engine."""
@@ -163,14 +160,13 @@ def where(frames: Sequence[SourceFrame]) -> Where:
             name = _class_at(frame.file, frame.line)
             if name and (not modules or modules[-1] != name):
                 modules.append(name)
-    distributed = any(_DISTRIBUTED.search(f.file) for f in frames)
     inner = itertools.takewhile(lambda f: f.function != _ENGINE, frames)
     recomputed = compiled_at(generated).recomputed or any(
         _CALLS_FORWARD.search(f.file) for f in inner
     )
     nodes = _nodes(generated) if generated is not None else ""
     lines = line_and_library(user_lines(frames))
-    return Where(*lines, tuple(modules), generated, nodes, distributed, recomputed)
+    return Where(*lines, tuple(modules), generated, nodes, recomputed)
 
 
 def is_of_program(file: str) -> bool:

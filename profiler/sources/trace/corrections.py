@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from memprof.profiler.sources.allocator._torch_compat import memory_of
+
 from .categories import (
     ACTIVATION,
     AUTOGRAD_DETAIL,
@@ -69,19 +71,14 @@ class KnownObjects:
         for t in members:
             self._add(t, PARAMETER)
         for t in states:
-            if hasattr(t, "untyped_storage"):
-                self._add(t, OPTIMIZER_STATE)
+            self._add(t, OPTIMIZER_STATE)
         for t in members:
             if t.grad is not None:
                 self._add(t.grad, GRADIENT)
 
     def _add(self, t: Any, category: int) -> None:
-        try:
-            address = str(t.device), int(t.untyped_storage().data_ptr())
-        except (NotImplementedError, RuntimeError, ValueError):
-            return  # No storage of its own: a sparse gradient, a parameter of a lazy module.
-        if address[1]:  # it has memory
-            self.tensors.setdefault(address, category)
+        for address, _ in memory_of(t, ""):
+            self.tensors.setdefault((str(t.device), address), category)
 
 
 def correct(

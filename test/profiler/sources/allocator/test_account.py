@@ -99,46 +99,8 @@ def model_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_training_step(model_file: str) -> None:
-    forward = (model_file, 3, "forward")
-    script = ("/home/me/train.py", 10, "<module>")
-    run = Run()
-    weight = run.take(1, script)
-    run.take(2, ("/home/me/data.py", 1, "load"))
-    saved = run.take(3, forward, script)
-    logits = run.take(4, forward, script)
-    scratch = run.take(5, forward, script)
-    run.drop(scratch)
-    run.mark(Phase.BACKWARD)
-    of_backward = run.take(6)
-    gradient = run.take(7)
-    kept = run.take(8)
-    recomputed = run.take(
-        9, forward, (f"{SITE}/torch/utils/checkpoint.py", 5, "recompute_fn"), script
-    )
-    run.drop(saved)
-    run.drop(of_backward)
-    run.drop(recomputed)
-    run.mark(Phase.FORWARD)
-    run.mark(Phase.OPTIMIZER, parameter=weight, gradient=gradient)
-    momentum = run.take(10, script)
-    update = run.take(11, script)
-    run.drop(update)
-    run.mark(Phase.FORWARD, step=1, optimizer_state=momentum)
-    run.drop(logits)
-    run.take(40, script)
-    run.drop(kept)
-    assert run.categories() == {
-        1: (Category.PARAMETER, ""),
-        2: (Category.INPUT, ""),
-        7 + 8: (Category.GRADIENT, ""),  # one, and what outlived the backward; neither has a line
-        10: (Category.OPTIMIZER_STATE, ""),
-        40: (Category.INPUT, ""),
-    }
-
-
 def test_every_purpose_at_one_instant(model_file: str) -> None:
-    """The same step, but with the peak inside of the backward."""
+    """A training step, with the peak inside of the backward."""
     forward = (model_file, 3, "forward")
     script = ("/home/me/train.py", 10, "<module>")
     run = Run()

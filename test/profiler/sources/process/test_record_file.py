@@ -169,21 +169,6 @@ def test_the_end_of_a_tracker_replaces_nothing(now: str, tmp_path: Path) -> None
     assert now != "link" or victim.read_bytes() == b"precious"
 
 
-def test_a_name_that_another_process_writes_is_taken(tmp_path: Path) -> None:
-    # GIVEN a tracker that has lost its name to a file that is locked
-    tracker = MemoryTracker(TrackerSettings(output_dir=str(tmp_path)))
-    tracker.start(thread=False)
-    assert tracker.path is not None
-    given = tracker.path
-    given.unlink()
-    other = RecordFile(given)
-    tracker.stop()
-    other.close()
-    # THEN its record has another
-    assert tracker.path == given.with_name(f"{given.stem}.{os.getpid()}.memprof")
-    assert read_profile(tracker.path).complete
-
-
 def test_writing_anew_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN links at every name that could be foreseen
     (tmp_path / "victim").write_bytes(b"precious")

@@ -51,7 +51,7 @@ def test_compiled_tensors_have_names(tmp_path: Path) -> None:
     assert output.node is not None
     # Parameters by the storage that the graphs have seen.
     weight = next(
-        t for t in now_or_last(found).largest if t.shape == (310, 320) and t.requires_grad
+        t for t in found.record().snapshots[-1].largest if t.shape == (310, 320) and t.requires_grad
     )
     assert (weight.category, weight.graph is None) == (Category.PARAMETER.value, False)
     assert "0" in weight.name
@@ -65,10 +65,6 @@ def test_compiled_tensors_have_names(tmp_path: Path) -> None:
     assert len(profile.calls) >= 8
     start, end = profile.tracker.metadata.start_ns, profile.tracker.metadata.end_ns
     assert start <= profile.calls.start_ns[-1] <= end
-
-
-def now_or_last(found: MemoryTracker) -> MemorySnapshot:
-    return found.record().snapshots[-1]
 
 
 def test_lanes_know_the_numbers_of_the_calls_threads(tmp_path: Path) -> None:

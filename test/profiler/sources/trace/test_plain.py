@@ -83,9 +83,3 @@ def test_fewer_points_keep_the_peak_and_the_ends() -> None:
         assert {c: n for c, n in rows[t].items() if n} == {
             c: col[i] for c, col in few.bytes.items() if col[i]
         }
-
-
-def test_an_empty_trace_has_no_device() -> None:
-    with profiled() as prof:
-        pass
-    assert data_flow_columns(profile_memory(prof)) == DataFlowColumns([])

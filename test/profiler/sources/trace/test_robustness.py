@@ -288,14 +288,6 @@ class TestContradictions:
         for time, nbytes in ((10, 16), (20, 0), (30, 32)):
             assert profile.storages.size[live_rows(profile, 0, time)].sum() == nbytes
 
-    def test_an_address_used_again_without_a_release(self) -> None:
-        profile = profile_memory(
-            Result(alloc(64, 16, start=10), alloc(64, 32, start=20), alloc(64, -32, start=30))
-        )
-        assert by_category(profile, "cpu").bytes.sum(axis=1).tolist() == [16, 32, 0]
-        assert [s.nbytes for s in storages_at(profile, 0, 20)] == [32]
-        assert storages_at(profile, 0, 30) == []
-
     @pytest.mark.parametrize("seed", range(60))
     def test_every_view_of_a_trace_has_the_same_bytes(self, seed: int) -> None:
         # GIVEN two threads that allocate, use and release memory, with and without a tensor, of

@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from memprof.profiler.model.tracker import KEPT_OPERATIONS, KEPT_SNAPSHOTS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ENVIRONMENT_PREFIX = "MEMPROF_"
 FILE_NAME = "memprof.toml"
@@ -112,11 +106,10 @@ def table_in(path: Path) -> dict[str, Any]:
     cannot be read or is no TOML (and says the line), ours is no table, or a file of ours has
     anything beside it, as the older ``[[backend]]``."""
     try:
-        found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+        found: Any = msgspec.toml.decode(path.read_bytes())
     except OSError as e:
         raise SettingsError(f"{path}: cannot read it: {e.strerror or e}") from e
-    # Not only TOMLDecodeError: text that is not UTF-8, and a number of 5,000 digits, are other
-    # ValueErrors.
+    # Not only msgspec's: text that is not UTF-8, and a number of 5,000 digits, are Python's own.
     except (ValueError, RecursionError, OverflowError) as e:
         raise SettingsError(f"{path}: not TOML: {_short(str(e))}") from e
     if path.name != "pyproject.toml" and (others := found.keys() - {"memprof"}):

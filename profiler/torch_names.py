@@ -41,7 +41,7 @@ from .sources.trace import (
     profile_memory as profile_memory,
 )
 from .sources.trace._torch_compat import kineto_result
-from .sources.trace.categories import NUMBER_OF
+from .sources.trace.categories import CATEGORIES
 from .sources.trace.read import read_events
 from .sources.trace.to_model import POINTS, raw_timeline, timeline_points
 from .support.writing import output
@@ -131,7 +131,7 @@ class MemoryProfile:
         found: dict[tuple[TensorKey, int], Category | None] = {}
         for value in values[np.argsort(rank, kind="stable")].tolist():
             row, version = int(graph.value_key[value]), int(graph.value_version[value])
-            number = NUMBER_OF[profile.category(row, version)]
+            number = CATEGORIES.index(profile.category(row, version))
             found[self.keys[row], version] = Category(number) if number else None
         return found
 

@@ -50,14 +50,6 @@ ORDER = (
     UNKNOWN,
 )
 """Categories from the bottom of a plot to its top, as torch's exports number them."""
-NUMBER_OF = {category: number for number, category in enumerate(CATEGORIES)} | {
-    # torch's seven have no word for these: what a forward returns is one more activation to
-    # whoever goes on with it, and a baked-in tensor or a buffer is part of the model.
-    Category.OUTPUT: ACTIVATION,
-    Category.CHECKPOINTED_INPUT: ACTIVATION,
-    Category.PERSISTENT_STATE: PARAMETER,
-    Category.CONSTANT: PARAMETER,
-}
 
 
 class _Deduction:

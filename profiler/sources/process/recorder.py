@@ -53,7 +53,6 @@ class TrackerRecorder:
         self._taken = 0
         self._metadata = model.TrackerMetadata()
         self._problems: dict[str, None] = {}
-        self._call_threads: Mapping[int, int] = {}
 
     # --- life -----------------------------------------------------------------------------
 
@@ -180,7 +179,7 @@ class TrackerRecorder:
         begin = time.perf_counter_ns()
         if self._file is None or begin < self._write_again_ns:
             return
-        data = encode_profile(model.Profile().with_tracker(self.record(None)))
+        data = encode_profile(model.Profile().with_tracker(self.record({})))
         try:
             with self.lock:
                 if self.recording and self._file is not None:
@@ -195,10 +194,10 @@ class TrackerRecorder:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def _current_metadata(self) -> model.TrackerMetadata:
-        known, threads = self.operations.lanes, self._call_threads
+    def _current_metadata(self, call_threads: Mapping[int, int]) -> model.TrackerMetadata:
+        known = self.operations.lanes
         lanes = [
-            dataclasses.replace(lane, call_thread=threads.get(known.threads.get(i, -1)))
+            dataclasses.replace(lane, call_thread=call_threads.get(known.threads.get(i, -1)))
             for i, lane in enumerate(list(known.all))
         ]
         return dataclasses.replace(
@@ -212,17 +211,15 @@ class TrackerRecorder:
             problems=list(self._problems),
         )
 
-    def record(self, call_threads: Mapping[int, int] | None) -> model.TrackerRecord:
+    def record(self, call_threads: Mapping[int, int]) -> model.TrackerRecord:
         with self.lock:
-            if call_threads is not None:
-                self._call_threads = call_threads
             self.operations.thin()
             # In this order: operations begin meanwhile, on new lanes and of new names.
             operations = self.operations.columns()
             summaries = self.operations.summaries()
             operators = self.operators.record()
             return model.TrackerRecord(
-                self._current_metadata(),
+                self._current_metadata(call_threads),
                 list(self._snapshots),
                 operations,
                 summaries,
@@ -230,7 +227,7 @@ class TrackerRecorder:
             )
 
     def profile(self) -> model.Profile:
-        profile, threads = model.Profile(), None
+        profile, threads = model.Profile(), {}
         try:
             if (found := naming.compiled()) is not None:
                 profile, threads = found

@@ -11,7 +11,6 @@ import os
 import queue
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -190,14 +189,7 @@ class MemoryTracker:
             self.pid = os.getpid()
             self._recorder.begin()
         self._on_start()
-        # Listeners are kept for as long as they listen; a tracker that nobody stops may go.
-        out_of_memory = weakref.WeakMethod(self._out_of_memory)
-
-        def heard(event: OutOfMemoryEvent) -> None:
-            if (listener := out_of_memory()) is not None:
-                listener(event)
-
-        self._hears_no_more = listen(heard)
+        self._hears_no_more = listen(self._out_of_memory)
         self.snapshot(SnapshotKind.START)
         if thread:
             run = functools.partial(self._recorder.guard, self._take_snapshots)
@@ -328,9 +320,9 @@ class MemoryTracker:
 
         Args:
             call_threads: numbers of threads in the profile that the record joins, by
-                ``threading.get_ident()``; by default those that were known last.
+                ``threading.get_ident()``.
         """
-        return self._recorder.record(call_threads)
+        return self._recorder.record(call_threads or {})
 
     def profile(self) -> Profile:
         """The record so far, in the profile of what memprof compiled meanwhile."""

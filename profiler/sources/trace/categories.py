@@ -55,14 +55,14 @@ ORDER = (
 class _Deduction:
     """The rules, run once in order by ``deduce``."""
 
-    def __init__(self, columns: EventColumns, graph: Graph, given: Bytes | None) -> None:
+    def __init__(self, columns: EventColumns, graph: Graph, given: Bytes) -> None:
         self.graph, keys = graph, columns.keys
         self.tensor_index = keys.tensor_index
         ids = int(keys.tensor_index.max()) + 1 if len(keys) else 0
         self.by_id = np.zeros(ids, np.uint8)
         self.by_key = np.zeros(len(keys), np.uint8)
         self.by_version = np.zeros(len(graph.value_key), np.uint8)
-        self.given = np.zeros(len(keys), np.uint8) if given is None else given
+        self.given = given
         self.present = np.zeros(len(keys), np.bool_)
         self.present[graph.edge_key] = True
         self.id_of_value = keys.tensor_index[graph.value_key]
@@ -210,7 +210,7 @@ def _known(values: Ints, bounds: Ints) -> tuple[Ints, Ints]:
     return values[known], before[bounds]
 
 
-def deduce(columns: EventColumns, graph: Graph, given: Bytes | None) -> tuple[Bytes, Bools]:
+def deduce(columns: EventColumns, graph: Graph, given: Bytes) -> tuple[Bytes, Bools]:
     """Applies torch's rules to a trace.
 
     Args:

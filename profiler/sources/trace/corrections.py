@@ -87,7 +87,7 @@ def correct(
     category: Bytes,
     context: Context,
     storages: Storages,
-    compiled: Bytes | None,
+    compiled: Bytes,
     objects: KnownObjects,
 ) -> None:
     """Corrects categories in place, an entry a value and then one a block."""
@@ -123,11 +123,10 @@ def correct(
 
     named = _named_keys(columns, storages, objects)[storage]
     category[named != 0] = named[named != 0]
-    if compiled is not None:
-        known = compiled[storage]
-        # A storage the caller's objects name is what they say it is.
-        chosen = (known != 0) & (named == 0) & ~in_step
-        category[chosen] = known[chosen]
+    known = compiled[storage]
+    # A storage the caller's objects name is what they say it is.
+    chosen = (known != 0) & (named == 0) & ~in_step
+    category[chosen] = known[chosen]
 
 
 def _named_keys(columns: EventColumns, storages: Storages, objects: KnownObjects) -> Bytes:

@@ -47,7 +47,6 @@ class DataFlowProfile:
         corrections: bool = True,
         objects: KnownObjects | None = None,
     ) -> None:
-        self._tells_memory = len(columns.allocations) > 0
         objects = objects or KnownObjects()
         self._paths = objects.paths
         self.columns = columns
@@ -57,11 +56,10 @@ class DataFlowProfile:
         code = (ScopeKind.COMPILED_CALL, ScopeKind.GENERATED_CODE)
         outer = columns.scopes.around(*code, outermost=True)
         self.compiled_calls = len(np.unique(outer[outer >= 0]))
-        compiled: Bytes | None = None
+        compiled = np.zeros(len(storages), np.uint8)
         if self.compiled_calls and corrections:
             compiled = of_compiled_code(columns, context, storages)
-        given = None if compiled is None else compiled[: storages.keys]
-        by_torch, self.counted = deduce(columns, graph, given)
+        by_torch, self.counted = deduce(columns, graph, compiled[: storages.keys])
         self.changes = find_changes(columns, graph, self.counted, storages)
         # An entry a value and then one a block; the entry of each storage's version 0, and the end.
         blocks = len(storages) - storages.keys
@@ -133,7 +131,7 @@ class DataFlowProfile:
     def devices(self) -> list[str]:
         """Devices with memory in this profile, e.g. ``["cpu", "cuda:0"]``; none where the trace
         has no memory events: of what operators took nothing would say when it was let go of."""
-        used = np.unique(self.storages.device).tolist() if self._tells_memory else []
+        used = np.unique(self.storages.device).tolist() if len(self.columns.allocations) else []
         return sorted(str(self.columns.devices[i]) for i in used)
 
     def device_index(self, device: str) -> int:
@@ -143,7 +141,7 @@ class DataFlowProfile:
             ValueError: the trace has nothing on it, or no memory events.
         """
         known = [str(d) for d in self.columns.devices]
-        if str(device) in known and self._tells_memory:
+        if str(device) in known and len(self.columns.allocations):
             return known.index(str(device))
         raise ValueError(
             f"nothing in this trace is on {device!r}; it has {self.devices or NO_EVENTS}"

@@ -118,21 +118,6 @@ def test_ctrl_c_stays_a_keyboard_interrupt(tmp_path: Path) -> None:
     assert record(tmp_path).metadata.reason == "KeyboardInterrupt"
 
 
-def test_ctrl_c_can_be_caught(tmp_path: Path) -> None:
-    program = """
-        memprof.track()
-        try:
-            print("ready", flush=True)
-            time.sleep(60)
-        except KeyboardInterrupt:
-            sys.exit(5)
-        """
-    process = start(program, tmp_path)
-    wait_for_line(process, "ready")
-    assert end(process, signal.SIGINT) == (5, "")
-    assert record(tmp_path).metadata.state is RunState.EXIT
-
-
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_the_users_own_handler_decides(tmp_path: Path, order: str) -> None:
     own = "signal.signal(signal.SIGTERM, lambda number, frame: stop.append(number))\n"

@@ -194,25 +194,6 @@ def test_the_extreme_intervals_can_be_waited(interval: float, tmp_path: Path) ->
     assert tracker.record().metadata.problems == []
 
 
-@pytest.mark.parametrize(
-    "toml",
-    [
-        "x = " + "[" * 100_000,
-        "x = " + "[" * 190 + "]" * 190,
-        "[memprof]\n" + "a." * 150 + "b = 1",
-        '[memprof]\noutput_dir = "a\\u0000b"',
-        "[memprof]\ninterval = 1e300",
-    ],
-)
-def test_no_file_raises_into_the_training(
-    toml: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    (tmp_path / "memprof.toml").write_text(toml)
-    assert memprof.track(interval=30).enabled
-    assert len(messages(caplog)) <= 1
-    assert all("memprof.toml" in m for m in messages(caplog))
-
-
 def test_a_tracker_that_cannot_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memprof.profiler.model import Category
-
-if TYPE_CHECKING:
-    from memprof.profiler.model import Profile
+from memprof.profiler.model import Category, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class TensorOrigin:
 
 
 Namer = Callable[[Any], TensorOrigin | None]
-Compiled = Callable[[], "tuple[Profile, dict[int, int]]"]
+Compiled = Callable[[], tuple[Profile, dict[int, int]]]
 
 _registered: tuple[Namer, Compiled] | None = None
 

@@ -35,15 +35,14 @@ class AllocatorSession(HistoryFollower):
         if not self._guest:
             compat.unfreeze()
         self._count_updates()
-        if self.histories and not self.why_not:
-            self._mark_process(None)
-            self.drain()
         if self.why_not:
             raise RuntimeError(self.why_not)
         if not self.started:
             return []
         if not self.histories:
             return counted(self.steps)
+        self._mark_process(None)
+        self.drain()
         stats = {d: torch.cuda.memory_stats(d) for d in self.histories}
         if not self._guest:
             self._mark(None, clears=True)
@@ -89,17 +88,10 @@ class AllocatorSession(HistoryFollower):
         return account
 
     def account_now(self, device: int, holder_of: HolderOf) -> tuple[DeviceAccount, int]:
-        """Account of a device at this instant, in the midst of the program, and bytes of the
-        request that failed last; 0 if none did. ``holder_of`` as for ``explain``.
-
-        Raises:
-            LookupError: it is not followed.
-        """
-        if self.follows:
-            self._mark_process(None)
-            self.drain()
-        if not self.follows or device not in self.histories:
-            raise LookupError(f"cuda:{device} is not followed")
+        """Account of a device that is followed at this instant, in the midst of the program, and
+        bytes of the request that failed last; 0 if none did. ``holder_of`` as for ``explain``."""
+        self._mark_process(None)
+        self.drain()
         history = self.histories[device]
         peak = history.now()
         account = self._explained(

@@ -91,12 +91,11 @@ class GraphWatch:
             RuntimeError: the history was not followed.
         """
         watch = self._watch
-        if not watch.why_not:
-            for c in list(self._open.values()):
-                self._finish(c, "it had not ended when the session did")
-            watch.drain()
         if watch.why_not:
             raise RuntimeError(watch.why_not)
+        for c in list(self._open.values()):
+            self._finish(c, "it had not ended when the session did")
+        watch.drain()
         for c in self._graphs.values():
             graph = c.reference()
             if graph is not None and compat.pool_of(graph) is None:  # It was reset.

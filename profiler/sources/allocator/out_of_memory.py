@@ -147,11 +147,9 @@ def _account_of(event: OutOfMemoryEvent, watch: AllocatorSession | None) -> Devi
     holder_of = holder_rules(Holders(also=operation), segments)
     account = None
     requested = 0
-    if watch is not None:
+    if watch is not None and watch.follows:
         try:
             account, requested = watch.account_now(event.device, holder_of)
-        except LookupError:
-            pass
         except Exception as e:
             # The history may be somebody else's by now; what lies there is known without it.
             log.warning("memprof cannot say which lines asked: %s: %s", type(e).__name__, e)

@@ -144,14 +144,10 @@ class MemoryProfileTimeline:
         self.timeline = memory_profile.timeline
         self.categories = memory_profile._categories
 
-    def _coalesce_timeline(self, device_str: str) -> tuple[list[int], list[list[int]]]:
-        if str(device_str) not in self._profile.devices:
-            return [], []
-        return timeline_points(self._profile, str(device_str))
-
     def export_memory_timeline(self, path: str | Path, device_str: str) -> None:
         """Write ``[times in µs, bytes by category]`` as JSON."""
-        _write_json(path, self._coalesce_timeline(device_str))
+        known = str(device_str) in self._profile.devices
+        _write_json(path, timeline_points(self._profile, str(device_str)) if known else ([], []))
 
     def export_memory_timeline_raw(self, path: str | Path, device_str: str) -> None:
         """Write ``[[time in ns, action, bytes, category], ...]`` as JSON."""

@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.utils._python_dispatch import (
-    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
-)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def storage_address(tensor: torch.Tensor) -> int:
@@ -16,6 +14,11 @@ def storage_address(tensor: torch.Tensor) -> int:
     where it has none (sparse, opaque, batched)."""
     address: int = torch._C._storage_address(tensor)  # type: ignore[attr-defined]
     return address
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Tells whether a tensor is made of others, which count themselves."""
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def ran_on_host(average: Any) -> bool:

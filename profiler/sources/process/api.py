@@ -39,7 +39,7 @@ from typing import Any
 from memprof.profiler.model import RunState
 from memprof.profiler.support.process_hooks import ForkSafeLock, on_fork
 
-from .settings import Configured, SettingsError, TrackerSettings, configured
+from .settings import SettingsError, TrackerSettings, configured
 from .tracker import MemoryTracker
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -168,20 +168,17 @@ def track(
         SettingsError: an argument cannot have its value, or is no setting.
     """
     given = {"output_dir": output_dir, "interval": interval, "enabled": enabled, **settings}
-    found = _configured(given).settings
+    found = _configured(given)
     with _lock:
-        if _tracker is None:
-            tracker = _new(found)
-        else:
-            tracker = _tracker
-            if tracker.pid == os.getpid() and tracker.started:
-                log.warning(
-                    "A memory tracker runs in this process already, into %s; it goes on as it is. "
-                    "Call stop_tracking() first to start another",
-                    tracker.path,
-                )
-                return tracker
-            tracker.configure(found)
+        tracker = _tracker or _new(found)
+        if tracker.pid == os.getpid() and tracker.started:
+            log.warning(
+                "A memory tracker runs in this process already, into %s; it goes on as it is. "
+                "Call stop_tracking() first to start another",
+                tracker.path,
+            )
+            return tracker
+        tracker.configure(found)
         if found.enabled:
             tracker.start()
         return tracker
@@ -197,15 +194,15 @@ def _new(settings: TrackerSettings) -> MemoryTracker:
     return tracker
 
 
-def _configured(arguments: Mapping[str, object]) -> Configured:
+def _configured(arguments: Mapping[str, object]) -> TrackerSettings:
     """Settings from wherever they can be read; what is wrong elsewhere is logged.
 
     An argument is the caller's own, at this line, and raises. A file may be somebody else's, in a
     folder above, and the variables are this job's: a job must not end because of one.
     """
-    found = configured(arguments, environment={}, file=False)
+    found = configured(arguments, environment={}, file=False).settings
     try:
-        return configured(arguments)
+        return configured(arguments).settings
     except Exception as e:
         reason = str(e) if isinstance(e, SettingsError) else f"{type(e).__name__}: {e}"
         log.error("%s. The tracker takes no setting from files and variables", reason.rstrip("."))
@@ -216,7 +213,7 @@ def current_tracker() -> MemoryTracker:
     """The tracker of this process; one that does nothing if none was started."""
     with _lock:
         if _tracker is None:
-            return _new(_configured({}).settings)
+            return _new(_configured({}))
         if _tracker.pid != os.getpid():
             _warn_of_fork(_tracker.pid)
         return _tracker

@@ -227,7 +227,8 @@ class TrackerRecorder:
             )
 
     def profile(self) -> model.Profile:
-        profile, threads = model.Profile(), {}
+        profile = model.Profile()
+        threads: dict[int, int] = {}
         try:
             if (found := naming.compiled()) is not None:
                 profile, threads = found

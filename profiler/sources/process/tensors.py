@@ -49,7 +49,7 @@ import torch
 from memprof.profiler.sources.allocator._torch_compat import is_stand_in, without_torch_function
 from memprof.profiler.support.process_hooks import collector_paused
 
-from ._torch_compat import is_traceable_wrapper_subclass, storage_address
+from ._torch_compat import is_wrapper, storage_address
 
 MAX_YOUNG = 20_000
 """Most young objects that a snapshot looks through; about 1 ms, in one piece."""
@@ -210,9 +210,7 @@ class LiveTensors:
             return
         try:
             # Forget the placeholders of a compiler and what wraps tensors that count themselves.
-            if type(tensor) is not torch.Tensor and (
-                is_stand_in(tensor) or is_traceable_wrapper_subclass(tensor)
-            ):
+            if type(tensor) is not torch.Tensor and (is_stand_in(tensor) or is_wrapper(tensor)):
                 return
             found = _storage(tensor)
         except Exception:

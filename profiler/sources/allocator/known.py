@@ -68,9 +68,7 @@ class Objects:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
 
     def module_made(self, module: torch.nn.Module) -> None:
-        seen = self._modules.get(id(module))
-        if seen is None or seen() is not module:
-            self._modules[id(module)] = weakref.ref(module)
+        self._modules[id(module)] = weakref.ref(module)
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         self.has_optimizer = True

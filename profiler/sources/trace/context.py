@@ -46,14 +46,13 @@ def find_context(columns: EventColumns) -> Context:
     module = nearest_module[scope]
     compiled = scopes.around(*calls, outermost=True)[scope]
 
-    backward = leaves.backward[allocations.leaf] != FORWARD if len(allocations) else scope > 0
-    backward = backward | (at(scopes.backward, scope, FORWARD) > FORWARD)
+    backward = leaves.backward[allocations.leaf] != FORWARD
+    backward |= at(scopes.backward, scope, FORWARD) > FORWARD
     optimizer = _optimizer_steps(columns)
     inside = (module >= 0) & (at(scopes.start, module) >= at(scopes.start, optimizer))
     optimizer = np.where(backward | inside, np.int32(-1), optimizer)
-    if len(allocations):
-        by_sequence = _module_of_backward(columns, nearest_module)[allocations.leaf]
-        module = np.where(backward & (module < 0), by_sequence, module)
+    by_sequence = _module_of_backward(columns, nearest_module)[allocations.leaf]
+    module = np.where(backward & (module < 0), by_sequence, module)
 
     phase = np.where(optimizer >= 0, np.uint8(PHASE_OPTIMIZER), backward.astype(np.uint8))
     row = np.int16 if len(scopes) < 1 << 15 else np.int32
@@ -95,11 +94,9 @@ def _module_of_backward(columns: EventColumns, nearest_module: Ints) -> Ints:
     forward = forward[np.argsort(leaves.start[forward], kind="stable")]
     # A number that does not grow was recorded with gradients off, or is another thread's.
     sequence = leaves.sequence[forward]
-    grows = sequence >= np.maximum.accumulate(sequence) if len(sequence) else sequence > 0
+    grows = sequence >= np.maximum.accumulate(sequence)
     forward, sequence = forward[grows], sequence[grows]
     wanted = np.flatnonzero(leaves.backward != FORWARD)
-    if not len(forward) or not len(wanted):
-        return out
     # Outside a node the engine works on what the node before it has returned.
     latest = np.where(leaves.backward[wanted] == NODE, np.arange(len(wanted)), 0)
     number = leaves.sequence[wanted][np.maximum.accumulate(latest)]

@@ -71,11 +71,9 @@ def lifetimes(columns: EventColumns) -> Storages:
     if len(allocations):
         made, gone = created[:n], destroyed[:n]
         gone[(made >= 0) & (gone >= 0) & (allocations.start[gone] < allocations.start[made])] = -1
-    size, device = keys.size, keys.device
     seen = np.where(created[n:] >= 0, created[n:], destroyed[n:])
-    if len(seen):
-        size = np.concatenate([size, np.abs(allocations.size[seen])])
-        device = np.concatenate([device, allocations.device[seen]])
+    size = np.concatenate([keys.size, np.abs(allocations.size[seen])])
+    device = np.concatenate([keys.device, allocations.device[seen]])
     return Storages(
         keys=n,
         created=frozen(created),

@@ -110,12 +110,12 @@ class GraphWatch:
 
     def _around_begin(self, begin: Callable[..., None]) -> Callable[..., None]:
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
-            capture = self._guarded(self._before, graph, args, kwargs)
+            capture = self._watch.guarded(self._before, graph, args, kwargs)
             try:
                 begin(graph, *args, **kwargs)
             except BaseException as e:
                 if capture is not None:
-                    self._guarded(self._finish, capture, _text(e))
+                    self._watch.guarded(self._finish, capture, _text(e))
                 raise
 
         return capture_begin
@@ -136,19 +136,9 @@ class GraphWatch:
                 raise
             finally:
                 if capture is not None:
-                    self._guarded(self._finish, capture, failed, ended)
+                    self._watch.guarded(self._finish, capture, failed, ended)
 
         return capture_end
-
-    def _guarded(self, do: Callable[..., Any], *args: Any) -> Any:
-        watch = self._watch
-        if not watch.follows:
-            return None
-        try:
-            return do(*args)
-        except Exception as e:
-            watch.fail(e)
-            return None
 
     def _before(self, graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WatchedCapture:
         device = torch.cuda.current_device()

@@ -64,15 +64,10 @@ def _hook(do: Callable[..., None]) -> Callable[..., None]:
     """Returns a method that torch calls: it does nothing where nobody watches, and never raises."""
 
     @functools.wraps(do)
-    def guarded(self: HistoryFollower, *args: Any) -> None:
-        if torch.compiler.is_compiling() or not self.watches:
-            return
-        try:
-            do(self, *args)
-        except Exception as e:
-            self.fail(e)
+    def hook(self: HistoryFollower, *args: Any) -> None:
+        self.guarded(do, self, *args)
 
-    return guarded
+    return hook
 
 
 class HistoryFollower:
@@ -187,6 +182,16 @@ class HistoryFollower:
         """Follow nothing any more because of a fault of ours; the program goes on."""
         self.why_not = f"memprof failed to follow the memory: {type(error).__name__}: {error}"
         log.error("%s. Please report this.", self.why_not, exc_info=error)
+
+    def guarded(self, do: Callable[..., Any], *args: Any) -> Any:
+        """``do(*args)``; None where nobody watches, and where it fails, which ends the account."""
+        if torch.compiler.is_compiling() or not self.watches:
+            return None
+        try:
+            return do(*args)
+        except Exception as e:
+            self.fail(e)
+            return None
 
     @_hook
     def _start(self) -> None:

@@ -20,7 +20,6 @@ found: the innermost, where other threads run none.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from heapq import nlargest
 from memprof.profiler.model import MemoryColumns, OperationColumns, OperationSummary, TensorInfo
 from memprof.profiler.model.tracker import MAX_NAMES, path_of
 from memprof.profiler.sources.allocator._torch_compat import without_torch_function
+from memprof.profiler.support.process_hooks import ForkSafeLock
 
 from . import naming, sources
 from .places import Counted, Lanes, OperationTree, current_task
@@ -151,7 +151,7 @@ class OperationLog:
         self._left = min(settings.largest, MAX_LEFT)
         self._looked_ns: dict[str, int] = {}
         # What is below belongs to who holds the lock.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._tree = OperationTree()
         self.seen = 0
         self._rows: list[Operation] = []
@@ -309,11 +309,6 @@ class OperationLog:
             operation.tensors_after,
             operation.memory,
         )
-
-    def forked(self) -> None:
-        """In a forked child: operations that run can be ended, nothing begins."""
-        self.enabled = False
-        self._lock = threading.RLock()
 
     def thin(self) -> None:
         """Drop the oldest operations that have ended, beyond the limit of those to keep."""

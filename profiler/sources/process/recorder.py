@@ -135,7 +135,6 @@ class TrackerRecorder:
 
     def forked(self) -> None:
         """In a forked child: let go of everything that belongs to the parent."""
-        self.operations.forked()
         self.tensors.lock = threading.RLock()
         self.let_go()
         self._close()

@@ -31,6 +31,7 @@ from memprof.profiler.sources.process import (
 from memprof.profiler.sources.process.operations import Operation, OperationLog
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
+from memprof.profiler.support import process_hooks
 
 
 @pytest.fixture
@@ -544,6 +545,7 @@ def test_an_operation_that_was_open_at_a_fork_ends_in_the_child(tracker: MemoryT
     held.wait(30)
     try:
         # WHEN the child leaves it
+        process_hooks._free_locks()
         tracker.forked()
         child = threading.Thread(target=operation.__exit__, args=(None, None, None), daemon=True)
         child.start()

@@ -176,21 +176,6 @@ def test_folders_and_projects_that_are_not_ours(
         configured()
 
 
-@pytest.mark.parametrize(
-    "content", [b"[project]\nauthors = [{name = 'Andr\xe9'}]\n", b"\xff\xfe[\0p\0r\0o\0"]
-)
-def test_projects_of_others_are_not_judged(content: bytes, empty_folder: Path) -> None:
-    # GIVEN a project file that is no UTF-8, beneath a file of ours
-    (empty_folder.parent / "memprof.toml").write_text("[memprof]\nlargest = 1\n")
-    theirs = empty_folder / "pyproject.toml"
-    theirs.write_bytes(content)
-    assert configured().settings.largest == 1
-    # AND one that has a table of ours is
-    theirs.write_bytes(content + b"\n[tool.memprof]\n")
-    with pytest.raises(SettingsError, match=r"pyproject\.toml: not TOML"):
-        configured()
-
-
 @pytest.mark.parametrize("text", ["0", "false", "False", " 0 "])
 def test_false_in_variables(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("MEMPROF_ENABLED", text)

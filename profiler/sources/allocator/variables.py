@@ -52,22 +52,21 @@ _Variable = tuple[Any, str, str]
 
 def variables() -> dict[int, str]:
     """Returns the variable that each tensor is reached from, by the tensor's ``id``; the one with
-    the fewest steps, and of these the innermost."""
+    the fewest steps, and of these the innermost. To be called ``without_torch_function``."""
     found: dict[int, str] = {}
     seen: set[int] = set()
     roots = [*_locals_of_threads(), *_globals_of_modules()]
     waiting = deque((value, name, where, 0) for value, name, where in roots)
-    with compat.without_torch_function():
-        while waiting and len(seen) < _MOST:
-            value, name, where, depth = waiting.popleft()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if issubclass(type(value), torch.Tensor):
-                found[id(value)] = f"{name}, {where}"
-            if depth < _DEEPEST:
-                parts = ((x, name + how, where, depth + 1) for how, x in _parts(value))
-                waiting.extend(part for part in parts if _leads_on(part[0]))
+    while waiting and len(seen) < _MOST:
+        value, name, where, depth = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if issubclass(type(value), torch.Tensor):
+            found[id(value)] = f"{name}, {where}"
+        if depth < _DEEPEST:
+            parts = ((x, name + how, where, depth + 1) for how, x in _parts(value))
+            waiting.extend(part for part in parts if _leads_on(part[0]))
     return found
 
 

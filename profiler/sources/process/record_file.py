@@ -16,10 +16,8 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from memprof.profiler.support.errors import ProfileNotWritableError
 from memprof.profiler.support.writing import (
     create_locked,
     names_beside,
@@ -102,20 +100,21 @@ def _removed(path: Path) -> None:
         os.unlink(path)
 
 
-def names(folder: Path) -> Iterator[Path]:
-    """Names for a file in ``folder``, best first: with the local time, then with the process's
-    number, then with a count."""
-    first = folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof")
-    yield first
-    yield from map(Path, names_beside(str(first)))
+def path_in(folder: Path) -> Path:
+    """Path for a file in ``folder``, with the local time."""
+    return folder / time.strftime("memory_profile_%Y%m%d_%H%M%S.memprof")
 
 
-def open_record_file(folder: Path) -> RecordFile:
-    """The file of a tracker that starts, at a path that nothing has."""
-    for path in names(folder):
+def create(path: Path) -> RecordFile:
+    """A tracker's file at a name that nothing has, ``path`` or one beside it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for name in (path, *map(Path, names_beside(str(path)))):
         with contextlib.suppress(FileExistsError):
-            return RecordFile(path)
-    raise FileExistsError(f"a hundred trackers started in {folder} within this second")
+            return RecordFile(name)
+    raise FileExistsError(f"{path} and all names beside it are taken")
 
 
 def write_record(path: Path, data: bytes) -> Path:
@@ -124,17 +123,13 @@ def write_record(path: Path, data: bytes) -> Path:
 
     Raises:
         OSError: the operating system refuses; nothing is left there.
-        ProfileNotWritableError: all names are taken.
     """
-    for name in (path, *map(Path, names_beside(str(path)))):
-        with contextlib.suppress(FileExistsError):
-            file = RecordFile(name)
-            try:
-                file.write(data, sync=True)
-            except OSError:
-                _removed(name)
-                raise
-            finally:
-                file.close()
-            return name
-    raise ProfileNotWritableError(path, "it and all names beside it are taken")
+    file = create(path)
+    try:
+        file.write(data, sync=True)
+    except OSError:
+        _removed(file.path)
+        raise
+    finally:
+        file.close()
+    return file.path

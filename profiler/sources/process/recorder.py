@@ -18,7 +18,6 @@ import torch
 from memprof.profiler import model
 from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.model import MemorySnapshot, SnapshotKind, TrackedDevice
-from memprof.profiler.support.errors import ProfileError
 from memprof.profiler.support.host import installed_version
 from memprof.profiler.support.process_hooks import ForkSafeLock
 from memprof.profiler.support.text import visible
@@ -76,11 +75,11 @@ class TrackerRecorder:
 
     def _open(self) -> None:
         folder = Path(self.settings.output_dir).absolute()
+        self.path = record_file.path_in(folder)
         try:
-            self._file = record_file.open_record_file(folder)
+            self._file = record_file.create(self.path)
             self.path = self._file.path
         except OSError as e:
-            self.path = next(record_file.names(folder))
             self.problem(
                 f"no file can be written in {folder}: {e.strerror or e}. The tracker keeps its "
                 "record in memory and tries again at the end; give another output_dir"
@@ -119,8 +118,6 @@ class TrackerRecorder:
         try:
             if self._file is None or not self._file.write(data, sync=True):
                 self.path = record_file.write_record(self.path, data)
-        except ProfileError as e:
-            log.error("%s", visible(f"{e}."))
         except OSError as e:
             why = f"cannot write the tracker's record {self.path}: {e.strerror or e}"
             if self._file is not None:

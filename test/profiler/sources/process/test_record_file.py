@@ -24,10 +24,7 @@ from memprof.profiler.sources.process import record_file
 from memprof.profiler.sources.process.record_file import RecordFile
 from memprof.profiler.sources.process.settings import TrackerSettings
 from memprof.profiler.sources.process.tracker import MemoryTracker
-from memprof.profiler.support.errors import (
-    ProfileError,
-    ProfileInvalidError,
-)
+from memprof.profiler.support.errors import ProfileInvalidError
 from memprof.profiler.support.writing import is_locked
 
 
@@ -196,5 +193,5 @@ def test_writing_anew_follows_no_link(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_free_names_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_file, "names_beside", lambda path: iter([path]))
     (tmp_path / "x").write_bytes(b"")
-    with pytest.raises(ProfileError, match="all names beside it are taken"):
+    with pytest.raises(FileExistsError, match="all names beside it are taken"):
         record_file.write_record(tmp_path / "x", b"data")

@@ -65,8 +65,11 @@ class OperatorTable:
         # By operator: calls, _TIMES in ns, and _BYTES.
         self._sums: dict[str, list[int]] = {}
 
-    def add(self, averages: Sequence[Any], window: Span) -> None:
-        """Add a window, by ``key_averages()`` of its profiler."""
+    def add(
+        self, averages: Sequence[Any], window: Span, calls: Sequence[OperatorCall], most: int
+    ) -> None:
+        """Add a window, by ``key_averages()`` of its profiler, and single calls, in order, of which
+        the last ``most`` of all windows are kept."""
         with self._lock:
             for a in averages:
                 if is_operator(a.key) and _torch_compat.ran_on_host(a):
@@ -75,11 +78,8 @@ class OperatorTable:
                     self._add(a.key, figures)
             self.windows.append(window)
             del self.windows[:-MAX_WINDOWS]
-
-    def add_calls(self, calls: Sequence[OperatorCall], most: int) -> None:
-        """Add single calls, in order; the last ``most`` of all are kept, at least 1."""
-        with self._lock:
-            self._sequence = [*self._sequence, *calls][-most:]
+            if calls:
+                self._sequence = [*self._sequence, *calls][-most:]
 
     def _add(self, name: str, figures: list[int]) -> None:
         if name not in self._sums and len(self._sums) >= MAX_OPERATORS:
@@ -192,11 +192,10 @@ class OperatorWindow:
         try:
             profile.stop()
             if (table := self._table()) is not None:
-                averages = profile.key_averages()
+                calls: list[OperatorCall] = []
                 if self._sequence:
                     calls = calls_in(profile.events(), window, self._sequence)
-                    table.add_calls(calls, self._sequence)
-                table.add(averages, window)
+                table.add(profile.key_averages(), window, calls, self._sequence)
         except Exception as e:
             self._report(f"track_pytorch_ops: no statistics: {type(e).__name__}: {e}")
         finally:

@@ -124,10 +124,8 @@ class LiveTensors:
     # --- looking --------------------------------------------------------------------------
 
     def watch(self) -> None:
-        if not self._watching:
-            self._watching = True
-            self._collections_seen = -1
-            gc.callbacks.append(self._on_collection)
+        self._watching = True
+        gc.callbacks.append(self._on_collection)
 
     def unwatch(self) -> None:
         self._watching = False

@@ -47,10 +47,6 @@ Call = Callable[[list[Any]], Any]
 """A wrapper: takes a list of inputs, which it may empty, and returns a list of outputs."""
 
 
-class NotStraight(Exception):
-    """The graph needs more than a straight call does; the message says what, after "it"."""
-
-
 _compiling = threading.local()
 """``ledger``, ``describe``, ``wanted``: this thread compiles a graph whose autograd.Function gets
 its description; as of ``straight_calls``. Not set: it does not."""
@@ -109,14 +105,14 @@ def _install() -> None:
                 description = _compiling.describe(runtime_metadata if subclasses is None else None)
                 if isinstance(function, type):
                     function.memprof_description = description  # type: ignore[attr-defined]
-                if not _compiling.wanted:
-                    raise NotStraight("is to keep torch's wrapper")
                 keep = bool(aot_config.keep_inference_input_mutations)
-                call = _straight(self, compiled_fn, description, keep, torchs)
-            except NotStraight:
-                return torchs(compiled_fn)
+                call = None
+                if _compiling.wanted:
+                    call = _straight(self, compiled_fn, description, keep, torchs)
             except Exception as error:
                 ledger.fallback(None, "a straight call in place of AOTAutograd's wrapper", error)
+                return torchs(compiled_fn)
+            if call is None:
                 return torchs(compiled_fn)
             call._boxed_call = True  # type: ignore[attr-defined]
             return call
@@ -131,8 +127,8 @@ def _straight(
     description: GraphDescription | None,
     keep: bool,
     torchs: Callable[[Any], Call],
-) -> Call:
-    """The straight call of one graph.
+) -> Call | None:
+    """The straight call of one graph; None if the graph needs more.
 
     Args:
         wrapper: torch's ``RuntimeWrapper``.
@@ -140,63 +136,47 @@ def _straight(
         description: of the graph.
         keep: whether the graph writes its mutations itself.
         torchs: makes torch's wrapper.
-
-    Raises:
-        NotStraight: it needs more.
     """
-    if not wrapper.trace_joint:
-        raise NotStraight("has no backward")
-    if compat.aot_config.debug_assert:
-        raise NotStraight("is checked by debug_assert")
     function: Any = getattr(compiled, "__self__", None)
-    if not isinstance(function, type) or not getattr(
-        getattr(function, "compiled_fw", None), "_boxed_call", False
+    forward = getattr(function, "compiled_fw", None)
+    if (
+        not wrapper.trace_joint  # It has no backward.
+        or compat.aot_config.debug_assert
+        or not isinstance(function, type)
+        or not getattr(forward, "_boxed_call", False)
+        or function.maybe_subclass_metadata is not None  # type: ignore[attr-defined]
+        or compat.hooks_are_inlined()
+        or compat.uses_objects()  # Its backward must find them again.
+        or description is None
+        or _does_more(description.metadata)
     ):
-        raise NotStraight("is not called through an autograd.Function")
-    if function.maybe_subclass_metadata is not None:  # type: ignore[attr-defined]
-        raise NotStraight("has tensor subclasses")
-    if compat.hooks_are_inlined():
-        raise NotStraight("has hooks for what it saves")
-    if compat.uses_objects():
-        raise NotStraight("uses objects that its backward must find again")
-    if description is None:
-        raise NotStraight("has no description")
+        return None
     metadata = description.metadata
-    _check(metadata)
     written = metadata.mutated_graph_handled_indices_seen_by_autograd if keep else ()
     ours = _derived(function, metadata, bool(wrapper.disable_amp))
     run = _training(ours, tuple(wrapper.indices_of_inps_to_detach))
     return _call(run, torchs(ours.apply), metadata, written)
 
 
-def _check(metadata: ViewAndMutationMeta) -> None:
-    """Raises ``NotStraight`` if a training step has more to do."""
-    sizes, unchecked = (
-        metadata.num_symints_saved_for_bw,
-        metadata.num_tensors_saved_with_no_vc_check,
+def _does_more(metadata: ViewAndMutationMeta) -> bool:
+    """Tells whether a training step has more to do, or it is not known what."""
+    return bool(
+        metadata.unknown
+        or any(o.output_type.is_alias for o in metadata.output_info)
+        or metadata.num_mutated_outputs
+        or metadata.num_intermediate_bases
+        or metadata.tokens
+        or metadata.num_backward_tokens
+        or metadata.is_rng_op_functionalized
+        or metadata.grad_enabled_mutation is not None
+        or metadata.num_graphsafe_rng_states
+        or metadata.num_opaque_objects_saved_for_bw
+        or metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        or metadata.num_symints_saved_for_bw is None
+        or metadata.num_tensors_saved_with_no_vc_check is None
+        or None in metadata.subclass_tangent_meta
+        or len(metadata.subclass_tangent_meta) != len(metadata.tangents)
     )
-    formats = metadata.subclass_tangent_meta
-    reasons: dict[str, Any] = {
-        f"has metadata that could not be read: {', '.join(metadata.unknown)}": metadata.unknown,
-        "returns views": any(o.output_type.is_alias for o in metadata.output_info),
-        "has inputs that are written to after the call": metadata.num_mutated_outputs,
-        "returns bases of views": metadata.num_intermediate_bases,
-        "has effects in an order": metadata.tokens + metadata.num_backward_tokens,
-        "takes a random state as an input": metadata.is_rng_op_functionalized,
-        "changes the grad mode": metadata.grad_enabled_mutation is not None,
-        "takes random states as inputs": metadata.num_graphsafe_rng_states,
-        "saves opaque objects": metadata.num_opaque_objects_saved_for_bw,
-        "writes to inputs in its backward": (
-            metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw
-        ),
-        "is not partitioned": sizes is None or unchecked is None,
-        "takes gradients that are subclasses": None in formats,
-        "takes gradients of another number than its outputs": len(formats)
-        != len(metadata.tangents),
-    }
-    for words, holds in reasons.items():
-        if holds:
-            raise NotStraight(words)
 
 
 def _call(run: Call, torchs: Call, metadata: ViewAndMutationMeta, written: tuple[int, ...]) -> Call:

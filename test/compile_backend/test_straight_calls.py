@@ -60,25 +60,19 @@ def test_most_graphs_are_straight(made: list[str]) -> None:
     for name in ("static_shapes", "dynamic_true", "graph_breaks"):
         torch._dynamo.reset()
         FEATURES[name](functools.partial(torch.compile, backend="memprof"))
-    assert "straight" in made
-    assert set(made) <= {"straight", "has no backward"}
+    assert set(made) == {"straight"}
 
 
 @pytest.mark.parametrize(
-    ("fn", "why"),
-    [
-        (lambda x, a: (x * a, x.view(-1)), "returns views"),
-        (lambda x, a: (a.mul_(2) * x,), "written to after the call"),
-    ],
+    "fn", [lambda x, a: (x * a, x.view(-1)), lambda x, a: (a.mul_(2) * x,)], ids=["view", "write"]
 )
 def test_a_graph_that_does_more_keeps_torchs_wrapper(
-    fn: Callable[..., Any], why: str, made: list[str]
+    fn: Callable[..., Any], made: list[str]
 ) -> None:
     w = torch.ones(3, 2, requires_grad=True)
     torch.compile(fn, backend="memprof")(torch.ones(3, 2), w * 1)[0].sum().backward()
     assert w.grad is not None
-    (found,) = made
-    assert why in found
+    assert made == ["torch's"]
 
 
 def test_off_by_an_option(made: list[str]) -> None:

@@ -177,7 +177,7 @@ class ProfilingSession(Views):
         """End a step here, for ``steps`` and ``on_step``; without them it does nothing. Where
         nobody calls it, optimizers and marks of steps end them."""
         if self._recorder is not None:
-            self._recorder.step()
+            self._recorder.end("call")
 
     def profile(self) -> Profile:
         """The profile: of the whole session once it has ended, of what is past before that.

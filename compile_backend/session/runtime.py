@@ -78,7 +78,7 @@ def columns(
     records: Iterable[CallRecord],
     graphs: Iterable[int],
     since_ns: int = 0,
-    returned: int | None = None,
+    returned: int = 0,
     threads: dict[int, int] | None = None,
 ) -> CallColumns:
     """Columns of those ``records`` that call one of ``graphs`` and began at ``since_ns`` or later.
@@ -91,17 +91,16 @@ def columns(
     from memprof.profiler.model import CallColumns
 
     wanted = set(graphs)
-    threads = {} if threads is None else threads
-    found = CallColumns()
-    for graph, program, start, end, thread in records:
-        if graph in wanted and start >= since_ns:
-            found.graph.append(graph)
-            found.program.append(program)
-            found.start_ns.append(start)
-            found.end_ns.append(end)
-            found.thread.append(threads.setdefault(thread, len(threads)))
-    dropped = max(0, returned - len(found)) if returned is not None else 0
-    return replace(found, dropped=dropped)
+    numbers = {} if threads is None else threads
+    calls = [r for r in records if r[0] in wanted and r[2] >= since_ns]
+    return CallColumns(
+        graph=[r[0] for r in calls],
+        program=[r[1] for r in calls],
+        start_ns=[r[2] for r in calls],
+        end_ns=[r[3] for r in calls],
+        thread=[numbers.setdefault(r[4], len(numbers)) for r in calls],
+        dropped=max(0, returned - len(calls)),
+    )
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class StepRecorder:
         self._stop.set()
         if threading.current_thread() is self._thread:  # ``on_step`` ends the session.
             self._write()
-            self._let_go()
+            self.let_go()
             return
         self._thread.join(JOIN_S)
         if self._thread.is_alive():
@@ -142,18 +142,11 @@ class StepRecorder:
             what = "on_step, or the disk, takes longer, and the last steps may be missing"
             log.error("memprof waited %g s for the record of steps: %s.", JOIN_S, what)
 
-    def forked(self) -> None:
-        """In a child: the file, and its lock, are the parent's alone."""
-        self._let_go()
-
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
-
-    def step(self) -> None:
-        """End a step: the program says so."""
-        self._end("call")
 
     # ---- in the threads of the program
 
@@ -165,17 +158,18 @@ class StepRecorder:
         if optimizer in self._stepped or self._ender() is None:
             self._stepped.clear()
             self._ender = weakref.ref(optimizer)
-            self._end("optimizer")
+            self.end("optimizer")
         self._stepped.add(optimizer)
 
     def _marked(self) -> None:
         if next(self._marks):
-            self._end("mark")
+            self.end("mark")
 
     def _counts(self, by: StepEnd) -> bool:
         return _ORDER.index(by) >= _ORDER.index(self._ends) and self._pid == os.getpid()
 
-    def _end(self, by: StepEnd) -> None:
+    def end(self, by: StepEnd) -> None:
+        """End a step, unless what ends steps is something else."""
         if self._counts(by):
             self._ends = by
             self._note(by)
@@ -195,7 +189,7 @@ class StepRecorder:
                 self._work()
             self._work()
         finally:
-            self._let_go()
+            self.let_go()
 
     def _work(self) -> None:
         self._try("find the devices in use", self._find_devices)
@@ -218,7 +212,7 @@ class StepRecorder:
         if (file := self._file) is not None and not self._try(
             f"write {self.path}", lambda: write_all(file.fileno(), lines)
         ):
-            self._let_go()
+            self.let_go()
         if self._on_step is not None:
             self._untold += steps
 

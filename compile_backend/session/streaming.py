@@ -26,7 +26,6 @@ Either is logged once. What is not in the file by the session's end stays in mem
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import logging
 import os
@@ -37,13 +36,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memprof.profiler.file.encoding import ProfileEncoder
-from memprof.profiler.model import CallColumns, Profile
+from memprof.profiler.model import Profile
 from memprof.profiler.sources.allocator.totals import device_totals
 from memprof.profiler.support.host import resident_bytes
 from memprof.profiler.support.process_hooks import on_fork
 from memprof.profiler.support.writing import create_for_streaming, write_all
 
-from .runtime import CallRecord, Runtime, Session
+from .runtime import CallRecord, Runtime, Session, columns
 
 log = logging.getLogger("memprof")
 
@@ -61,8 +60,8 @@ Join = Callable[[Profile, Mapping[int, int]], Profile]
 
 
 WRITERS: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Those who write a file from ``create_own``: in a child ``forked()`` lets go of it, since the file
-and its lock are the parent's alone."""
+"""Those who write a file from ``create_own``, of which a child lets go: the file and its lock are
+the parent's alone."""
 
 
 def create_own(path: str | os.PathLike[str], what: str = "a profile") -> tuple[int, str]:
@@ -130,11 +129,10 @@ class Streamer:
             for _ in range(LAST_TRIES):
                 if self._write(join, end=True):
                     break
-            os.close(self._fd)
-            self._fd = -1
+            self.let_go()
 
-    def forked(self) -> None:
-        """In a child: the file, and its lock, are the parent's alone."""
+    def let_go(self) -> None:
+        """Close the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -179,20 +177,14 @@ class Streamer:
         """The next chunk. What it says is taken to be known only when it is complete."""
         # In this order: what is called is known by the time of the snapshot.
         records = self._runtime.calls.after(self._last)
-        since = self._session.since_perf_ns
-        calls = CallColumns()
-        if columns := [list(c) for c in zip(*(r for r in records if r[2] >= since), strict=True)]:
-            graph, program, start, finish, idents = columns
-            thread = [self.threads.setdefault(i, len(self.threads)) for i in idents]
-            calls = CallColumns(graph, program, start, finish, thread)
-        seen = self._seen + len(calls)
-        profile = join(self._runtime.snapshot(self._session), self.threads)
+        profile = self._runtime.snapshot(self._session)
+        made = {g.id: g.calls for g in profile.graphs}
+        new = sum(made.values()) - self._seen if end else 0
+        calls = columns(records, made, self._session.since_perf_ns, new, self.threads)
+        profile = join(profile, self.threads)
         profile.totals, profile.resident = device_totals(), resident_bytes()
-        if end:
-            dropped = max(0, sum(g.calls for g in profile.graphs) - seen)
-            calls = dataclasses.replace(calls, dropped=dropped)
         data = self._encoder.chunk(profile, calls, end=end)
-        self._seen = seen
+        self._seen += len(calls)
         if records:
             self._last = records[-1]
         return data
@@ -207,4 +199,4 @@ class Streamer:
 @on_fork
 def _in_child() -> None:
     for writer in list(WRITERS):
-        writer.forked()
+        writer.let_go()

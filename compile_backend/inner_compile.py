@@ -151,7 +151,6 @@ class InnerCompile:
                 graph.record.id,
                 "what no CUDA graph can have",
                 lambda: operator_outside_of_graphs(gm) if self.graphs else None,
-                None,
             )
             sizes = size_inputs(example_inputs)
             stages = self._stages(graph, sizes, outside, kwargs.get("cudagraphs"), given)
@@ -170,22 +169,23 @@ class InnerCompile:
             finally:
                 graph.record.compile_ns = time.perf_counter_ns() - begin
 
-        compiled = compile_through(stages, compile_timed, self._on_failure(graph.record))
+        compiled = compile_through(
+            stages, compile_timed, functools.partial(self._left_out, graph.record)
+        )
         if kind is GraphKind.FORWARD and self.options.compiled_autograd:
             what = "the number of a graph whose backward is captured"
-            aot_id = self._read(graph.record.id, what, _torch_compat.aot_id, None)
+            aot_id = self._read(graph.record.id, what, _torch_compat.aot_id)
             if aot_id is not None:
                 FORWARDS[aot_id] = graph
         entry = self.entry_of(compiled)
         if entry is not None and not graph.record.description.unreadable:
             self._store(graph, sizes, outside, entry)
-        self._add(graph)
         RUNTIME.ledger.add(
             LedgerKind.COMPILED,
             graph.record.id,
             f"{graph.record.kind.value} graph, cache: {graph.record.fx_cache}",
         )
-        self._check_graphed(graph.record, stages)
+        self._add(graph, stages)
         return compiled
 
     def wrap_hit(
@@ -218,11 +218,10 @@ class InnerCompile:
             self._run_without_graph(fx_config.get("cudagraphs"), "memprof failed at it")
             return post_compile(given)
         finished = compile_through(
-            stages, lambda: post_compile(given), self._on_failure(graph.record)
+            stages, lambda: post_compile(given), functools.partial(self._left_out, graph.record)
         )
         self._hits.append(graph)
-        self._add(graph)
-        self._check_graphed(graph.record, stages)
+        self._add(graph, stages)
         return finished
 
     def entry_of(self, compiled: Any) -> CacheEntry | None:
@@ -282,21 +281,39 @@ class InnerCompile:
         record.graph_id = first.record.id if first is not None else record.id
         if record.kind is GraphKind.FORWARD:
             self._forward_graph = graph
+            self._forward_box = box
+        stages: list[CompileStage] = []
         models: list[ObservableModel] = []
-        trees = self._in_trees(record, outside, box, given, models)
-        if sizes is None:
-            return [*trees]
-        observe = ObserveStage(graph, self.options, sizes, models if self.graphs else None)
-        return [observe, *trees]
+        if sizes is not None:
+            observed = models if self.graphs else None
+            stages.append(ObserveStage(graph, self.options, sizes, observed))
+        if why := record.description.unreadable:
+            reason = f"what it takes and returns is not known: {why}"
+            self._run_without_graph(box, reason, record.id)
+        elif self.graphs:
+            of_forward = record.kind is GraphKind.BACKWARD and box is not None
+            trees = GraphsStage(
+                record,
+                box,
+                given,
+                models,
+                clone_outputs=self.options.outputs == "clone",
+                annotate=self.options.annotate_kernels and _torch_compat.can_mark_kernels(),
+                inductor=self.inductor,
+                of_forward=of_forward and box is self._forward_box,
+                outside=outside,
+            )
+            stages.append(trees)
+        return stages
 
-    def _add(self, graph: LiveGraph) -> None:
+    def _add(self, graph: LiveGraph, stages: Sequence[CompileStage]) -> None:
+        """Make a graph part of the profile; raises ``RuntimeError`` if nothing of it can be
+        captured where that is an error."""
         # Complete now: other threads make profiles, and write them, at any time.
         RUNTIME.add(graph)
+        record = graph.record
         if self.not_graphed:
-            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph.record.id, self.not_graphed)
-
-    def _check_graphed(self, record: GraphRecord, stages: Sequence[CompileStage]) -> None:
-        """Raises ``RuntimeError`` if nothing of a graph can be captured where that is an error."""
+            RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, record.id, self.not_graphed)
         found = (s.impossible for s in stages if isinstance(s, GraphsStage))
         impossible = next(found, record.description.unreadable if self.graphs else "")
         if impossible and TreeOptions.of_this_compilation(self.inductor).or_error:
@@ -305,11 +322,10 @@ class InnerCompile:
                 f"is on: {impossible}"
             )
 
-    def _on_failure(self, record: GraphRecord) -> Callable[[CompileStage, str, Exception], None]:
-        def failed(stage: CompileStage, half: str, error: Exception) -> None:
-            RUNTIME.ledger.fallback(record.id, f"{half} of stage {stage.name}", error)
-
-        return failed
+    def _left_out(
+        self, record: GraphRecord, stage: CompileStage, half: str, error: Exception
+    ) -> None:
+        RUNTIME.ledger.fallback(record.id, f"{half} of stage {stage.name}", error)
 
     def _store(
         self,
@@ -365,49 +381,17 @@ class InnerCompile:
             _torch_compat.switch_off(box)
             RUNTIME.ledger.add(LedgerKind.NOT_GRAPHED, graph, reason)
 
-    def _in_trees(
-        self,
-        record: GraphRecord,
-        outside: UnsafeOperator | None,
-        box: Any,
-        given: dict[str, Any],
-        models: list[ObservableModel],
-    ) -> list[GraphsStage]:
-        """The stage of the graph trees, if code is to run there."""
-        if not self.graphs:
-            return []
-        if record.kind is GraphKind.FORWARD:
-            self._forward_box = box
-        if why := record.description.unreadable:
-            reason = f"what it takes and returns is not known: {why}"
-            self._run_without_graph(box, reason, record.id)
-            return []
-        of_forward = record.kind is GraphKind.BACKWARD and box is not None
-        return [
-            GraphsStage(
-                record,
-                box,
-                given,
-                models,
-                clone_outputs=self.options.outputs == "clone",
-                annotate=self.options.annotate_kernels and _torch_compat.can_mark_kernels(),
-                inductor=self.inductor,
-                of_forward=of_forward and box is self._forward_box,
-                outside=outside,
-            )
-        ]
-
-    def _read(self, graph: int, what: str, read: Callable[[], T], neutral: T) -> T:
-        """Read a private part of torch with ``read``; ``neutral`` where that fails:
+    def _read(self, graph: int, what: str, read: Callable[[], T]) -> T | None:
+        """Read a private part of torch with ``read``; None where that fails:
         Note [Fields that cannot be read]."""
         try:
             return read()
         except Exception as error:
             RUNTIME.ledger.unknown(graph, what, error)
-            return neutral
+            return None
 
     def _compile_id(self, graph: int) -> str | None:
-        return self._read(graph, "Dynamo's id of a frame", _torch_compat.compile_id, None)
+        return self._read(graph, "Dynamo's id of a frame", _torch_compat.compile_id)
 
     def _new_record(self, gm: GraphModule, kind: GraphKind, kwargs: dict[str, Any]) -> GraphRecord:
         """The record of a graph that is about to be compiled."""

@@ -92,12 +92,9 @@ def _compile(
             from .captured_backward_io import note_names
 
             note_names_of = note_names(sources, example_inputs)
-    except Exception as error:
-        RUNTIME.ledger.fallback(None, "reading Dynamo's description of the inputs", error)
-    try:
         lines = DynamoLines(gm, sources)
     except Exception as error:
-        RUNTIME.ledger.fallback(None, "reading the lines of a Dynamo graph", error)
+        RUNTIME.ledger.fallback(None, "reading a Dynamo graph", error)
     graphs = graphs and not not_graphed
     inductor["triton.cudagraphs"] = graphs
     # Where backwards are captured each process needs the graph of the backward, which a hit in

@@ -185,14 +185,10 @@ def descriptor(desc: Any) -> Descriptor:
     kind = next((k for k in DescriptorKind if name.startswith(k.value)), None)
     if kind is None:
         return Descriptor(DescriptorKind.NONE)
-    try:
-        text = str(desc.expr())
-    except Exception:  # forward and backward match by it: any text that says all will do
-        text = repr(desc)
     of = next((getattr(desc, name) for name in _OF if hasattr(desc, name)), None)
     return Descriptor(
         kind,
-        text,
+        text=str(desc.expr()),
         index=getattr(desc, "idx", None),
         target=getattr(desc, "target", getattr(desc, "attr", None)),
         of=descriptor(of) if of is not None else None,

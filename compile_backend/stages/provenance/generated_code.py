@@ -125,8 +125,6 @@ def target_names(target: ast.expr) -> tuple[str, ...]:
         return (target.id,)
     if isinstance(target, (ast.Tuple, ast.List)):
         return tuple(n for e in target.elts for n in target_names(e))
-    if isinstance(target, ast.Starred):
-        return target_names(target.value)
     return ()
 
 

@@ -222,7 +222,9 @@ def _call(run: Call, torchs: Call, metadata: ViewAndMutationMeta, written: tuple
 def _training(function: Any, detached: tuple[int, ...]) -> Call:
     """``apply`` of a function as ``_derived`` makes them; ``detached`` are inputs that never get a
     gradient although they ask for one."""
-    apply = _plain_apply(function)
+    # ``function.apply`` without what it does for functorch, which is not active, and for tensors
+    # that functorch left behind, which ``is_dead_wrapper`` looks for.
+    apply = compat.function_apply.__get__(None, function)
 
     def run(args: list[Any]) -> Any:
         if detached:
@@ -294,13 +296,6 @@ def _without_disabling_dynamo(compiled: Any) -> Any:
     if getattr(compiled, "_torchdynamo_disable", False):
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
     return compiled
-
-
-def _plain_apply(function: Any) -> Callable[..., Any]:
-    """``function.apply`` without what it does for functorch, which is not active, and for tensors
-    that functorch left behind, which ``is_dead_wrapper`` looks for."""
-    apply: Callable[..., Any] = compat.function_apply.__get__(None, function)
-    return apply
 
 
 def _set_up_nodes(function: Any, backward: Callable[..., Any]) -> None:

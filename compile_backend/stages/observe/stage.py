@@ -153,6 +153,7 @@ class _ObservedCall:
         self.plain = plain
         self.compiled = compiled
         self.module_globals = compat.generated_globals(compiled) or {}
+        self.partitions = partition_functions(self.module_globals)
         self.sizes = stage.sizes.integers
         self.dims = stage.sizes.dims
         self.dynamic = bool(self.sizes or self.dims)
@@ -311,8 +312,7 @@ class _ObservedCall:
     def _models_of(self, models: Sequence[ObservableModel]) -> list[ObservableModel]:
         """Those of ``models`` that run: a graph compiled again, past a cache, was handed to
         the trees twice."""
-        own = partition_functions(self.module_globals)
-        return [m for m in models if m.model in own] or list(models[-1:])
+        return [m for m in models if m.model in self.partitions] or list(models[-1:])
 
     def _mark_kernels(self) -> None:
         """Have captures run copies of the code that mark kernels: Note [Kernels of a graph in a
@@ -321,7 +321,7 @@ class _ObservedCall:
         if code is None or not self.module_globals:
             return
         clone = clone_factory(code, self.module_globals)
-        own = partition_functions(self.module_globals)
+        own = self.partitions
         for m in self._models:
             position = own.index(m.model) if m.model in own else None
             m.marked = functools.partial(run_marked, clone, position, self.record)
@@ -352,11 +352,10 @@ class _ObservedCall:
         mutated = self.record.description.mutated
         if not self._models:
             return compat.realign_inputs(clone.call, self.compiled, mutated), []
-        own = partition_functions(self.module_globals)
         copies: list[BoxedCall] = [
-            functools.partial(inside, clone.partitions[own.index(m.model)])
+            functools.partial(inside, clone.partitions[self.partitions.index(m.model)])
             for m in self._models
-            if m.model in own
+            if m.model in self.partitions
         ]
         if copies:
             runs = [functools.partial(outside, r) for r in compat.runner_partitions(self.compiled)]

@@ -51,14 +51,10 @@ class CapturedBackward:
         found = {n.name: n.meta.get(LIFTED_FROM, origin_of(n)) for n in self.graph.graph.nodes}
         return {name: origin for name, origin in found.items() if origin is not None}
 
-    @property
-    def text(self) -> str:
+    def __str__(self) -> str:
         """Graph for reading: a line a node, with its autograd node and forward source line."""
         nodes = self.graph.graph.nodes
         return "\n".join(f"{_expression(n)}{_where(n)}" for n in nodes if n.op != "placeholder")
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True, slots=True)

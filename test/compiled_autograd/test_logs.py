@@ -184,9 +184,9 @@ def test_origins_of_what_is_lifted() -> None:
     origins = told.origins
     assert all(n.name in origins for n in lifted)
     (leaf,) = [n for n in lifted if "AccumulateGrad" in origins[n.name].autograd_node]
-    assert f"{leaf.name} = inputs[" in told.text
+    assert f"{leaf.name} = inputs[" in str(told)
     assert "AccumulateGrad" in next(
-        line for line in told.text.split("\n") if line.startswith(f"{leaf.name} = ")
+        line for line in str(told).split("\n") if line.startswith(f"{leaf.name} = ")
     )
     assert not [n for n in lifted if n.name in plain.origins]
 

@@ -59,11 +59,6 @@ def test_first_to_see_the_graph_is_outermost_at_run_time() -> None:
     assert log == ["pre a", "pre b", "compile", "post b", "post a", "end b", "end a"]
 
 
-def test_without_stages_it_is_the_compiler() -> None:
-    assert run([], [], []) == []
-    assert run([CompileStage()], [], []) == []
-
-
 @pytest.mark.parametrize("half", ["pre", "post"])
 def test_a_failing_stage_takes_only_itself_out(half: str) -> None:
     log: list[str] = []

@@ -157,22 +157,6 @@ def test_the_stack_holds_the_callers_too() -> None:
     assert node.stack[-1].line == _line(Block, "fc")
 
 
-def test_backward_inputs_name_the_forward_outputs_they_are() -> None:
-    forward, backward = _trained().graphs
-    saved = [v for v in backward.inputs if v.forward_output is not None]
-    assert saved
-    for value in saved:
-        assert value.forward_output is not None
-        made = forward.outputs[value.forward_output]
-        assert made.shape == value.shape
-        assert made.dtype == value.dtype
-        assert made.name == value.name
-    activations = [v for v in saved if v.category is Category.ACTIVATION]
-    assert {forward.outputs[v.forward_output or 0].role for v in activations} == {
-        Role.SAVED_FOR_BACKWARD
-    }
-
-
 def test_tangents_name_the_forward_outputs_whose_gradients_they_are() -> None:
     forward, backward = _trained().graphs
     tangents = [v for v in backward.inputs if v.role is Role.TANGENT]

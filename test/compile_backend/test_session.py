@@ -25,11 +25,9 @@ from memprof.compile_backend.session.runtime import (
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import (
     Category,
-    EventKind,
     GraphKind,
     LedgerKind,
     Origin,
-    Role,
 )
 
 pytestmark = pytest.mark.zero_kernels
@@ -60,34 +58,6 @@ def test_a_session_holds_what_was_called_in_it() -> None:
     assert profile.calls.dropped == 0
     # AND the process's own profile has everything
     assert sum(g.calls for g in memprof.current_profile().graphs) == 8
-
-
-def test_roles_and_categories_of_a_training_step() -> None:
-    with memprof.profile() as session:
-        _, compiled = _compiled()
-        for _ in range(3):
-            compiled(torch.ones(2, 8)).sum().backward()
-    forward, backward = session.profile().graphs
-    assert [v.role for v in forward.inputs].count(Role.PARAMETER) == 4
-    assert {v.fqn for v in forward.inputs if v.role is Role.PARAMETER} == {
-        "0.weight",
-        "0.bias",
-        "2.weight",
-        "2.bias",
-    }
-    (program,) = backward.programs
-    made = {
-        program.storages[e.storage].category
-        for e in program.events
-        if e.kind is EventKind.ALLOC and program.storages[e.storage].origin is not Origin.INTERNAL
-    }
-    assert Category.GRADIENT in made
-    gradients = [s for s in program.surviving() if s.storage.category is Category.GRADIENT]
-    # weights 16×8 and 4×16, biases 16 and 4, float32
-    assert sum(s.storage.nbytes for s in gradients) == 4 * (128 + 64 + 16 + 4)
-    (program,) = forward.programs
-    saved = [s for s in program.surviving() if s.storage.category is Category.ACTIVATION]
-    assert sum(s.storage.nbytes for s in saved) >= 2 * 16 * 4
 
 
 def test_a_disk_that_is_full_at_the_end_does_not_undo_the_training(

@@ -24,11 +24,6 @@ def _sine(x: Tensor) -> Tensor:
     return x.sin()
 
 
-def test_a_plain_graph_gets_straight_calls(made: list[str]) -> None:
-    _compile(_sine)(torch.ones(4, requires_grad=True))
-    assert made == ["straight"]
-
-
 def test_a_graph_that_uses_objects_of_the_program_keeps_torchs_wrapper(
     made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

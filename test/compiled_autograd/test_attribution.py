@@ -14,7 +14,7 @@ from memprof import compiled_autograd as ca
 from memprof.compiled_autograd.nodes import is_engine_frame
 from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.timeline import Timeline
-from memprof.profiler.model import Category, EventKind, GraphKind, GraphRecord, Profile, Role
+from memprof.profiler.model import Category, EventKind, GraphKind, GraphRecord, Profile
 
 pytestmark = pytest.mark.zero_kernels
 
@@ -55,17 +55,6 @@ def train(name: str, compiled_autograd: bool) -> Trained:
 def pair(request: pytest.FixtureRequest) -> tuple[Trained, Trained]:
     """The same steps with the backwards captured, and without."""
     return train(request.param, True), train(request.param, False)
-
-
-def test_one_backward_with_names_on_both_sides(pair: tuple[Trained, Trained]) -> None:
-    captured, _ = pair
-    assert sum(g.kind is GraphKind.BACKWARD for g in captured.profile.graphs) == 1
-    assert not any(g.kind is GraphKind.INFERENCE for g in captured.profile.graphs)
-    backward, names = captured.backward, set(captured.parameters)
-    assert {v.fqn for v in backward.inputs if v.role is Role.PARAMETER} == names
-    assert Counter((v.fqn, v.role, v.category) for v in backward.outputs) == Counter(
-        (name, Role.PARAMETER_GRADIENT, Category.GRADIENT) for name in names
-    )
 
 
 def test_bytes_lead_to_a_node_and_a_source(pair: tuple[Trained, Trained]) -> None:

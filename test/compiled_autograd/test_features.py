@@ -121,7 +121,7 @@ def test_dynamic_batch_sizes(model: nn.Module) -> None:
                 clear(parameters)
                 model(batch).square().mean().backward()
                 assert same(gradients(parameters), expected)
-        assert len(found) == 1, [c.reason for c in found]
+        assert len(found) == 1
 
 
 def test_sizes_are_constants_until_they_change(model: nn.Module) -> None:
@@ -135,7 +135,7 @@ def test_sizes_are_constants_until_they_change(model: nn.Module) -> None:
             clear(parameters)
             model(batch).square().mean().backward()
             assert same(gradients(parameters), wanted)
-    assert len(found) == 2, [c.reason for c in found]
+    assert len(found) == 2
     assert len(found[0].used_sizes) == 0
     assert len(found[1].used_sizes) > 0
 

@@ -47,7 +47,7 @@ def test_gradients_are_the_same_bits(name: str, compile_forward: bool) -> None:
     with captures() as found, ca.enable(AOT_EAGER, dynamic=False):
         for _ in range(2):
             assert same(run.backward(), wanted)
-    assert len(found) == 1, [c.reason for c in found]
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_dynamic_batch_sizes(name: str, compile_forward: bool) -> None:
     with captures() as found, ca.enable(AS_IT_IS, dynamic=True):
         for n, expected in zip(sizes, wanted, strict=True):
             assert same(run.backward(batch(n)), expected), n
-    assert len(found) == 1, [c.reason for c in found]
+    assert len(found) == 1

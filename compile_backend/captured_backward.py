@@ -36,10 +36,7 @@ Compiler = Callable[[GraphModule], Callable[..., Any]]
 def switch_on(compile: Compiler) -> None:
     """Have backwards captured and compiled from here on, unless something else does or nothing
     shall."""
-    # CPU scalars of a GPU graph go to the GPU whether or not it becomes a CUDA graph: where
-    # one stays, Inductor's code asks for its item(), which at a first call fails for a
-    # number that autograd has wrapped (torch 2.11).
-    switched = compiled_autograd.turn_on(compile, cuda_graphs=True, on_unsupported=_unsupported)
+    switched = compiled_autograd.turn_on(compile, on_unsupported=_unsupported)
     if switched and _LISTENER not in _LISTENERS:
         _LISTENERS.append(_LISTENER)
 

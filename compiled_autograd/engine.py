@@ -121,7 +121,6 @@ def turn_on(
     compiler_fn: CompilerFn,
     *,
     dynamic: bool = False,
-    cuda_graphs: bool = False,
     on_unsupported: OnUnsupported | None = None,
 ) -> bool:
     """``enable`` without an end: for every backward of the process from here on.
@@ -131,7 +130,6 @@ def turn_on(
 
     Args:
         compiler_fn, dynamic: as for ``enable``.
-        cuda_graphs: as for ``AutogradCompilerInstance``.
         on_unsupported: called with the error of a backward that cannot be captured, which then
             runs in the normal engine. None raises the error instead.
 
@@ -144,11 +142,10 @@ def turn_on(
         torch.autograd.set_multithreading_enabled(False)
     if not _may_turn_on():  # most calls end here, without a lock
         return False
-    factory = functools.partial(
-        AutogradCompilerInstance,
-        compiler_fn,
-        cuda_graphs=cuda_graphs,
-    )
+    # CPU scalars of a GPU graph go to the GPU whether or not it becomes a CUDA graph: where one
+    # stays, Inductor's code asks for its item(), which at a first call fails for a number that
+    # autograd has wrapped (torch 2.11).
+    factory = functools.partial(AutogradCompilerInstance, compiler_fn, cuda_graphs=True)
     with SWITCH.lock:
         if not _may_turn_on():
             return False

@@ -40,7 +40,6 @@ from .protocol import (
     Model,
     Output,
     PoolBlock,
-    PoolSegment,
     StoragePointer,
     TensorSpec,
 )
@@ -301,24 +300,20 @@ class CudaPool:
         return lambda address: any(address in segment for segment in segments)
 
     def live_addresses(self) -> set[int]:
-        return {b.address for s in self.segments() for b in s.blocks if b.live}
+        return {b.address for b in self.live_blocks()}
 
-    def segments(self) -> list[PoolSegment]:
-        out = []
-        for s in pool_segments(self.handle):
-            blocks = []
-            address = s["address"]
-            for b in s["blocks"]:
-                live = b["state"] == "active_allocated"
-                requested = b["requested_size"] if live else 0
-                frames = _frames(b.get("frames", ())) if live else ()
-                blocks.append(PoolBlock(address, b["size"], requested, live, frames))
-                address += b["size"]
-            out.append(PoolSegment(s["address"], s["total_size"], tuple(blocks)))
-        return sorted(out, key=lambda s: s.address)
+    def live_blocks(self) -> list[PoolBlock]:
+        """Blocks that are allocated, by address."""
+        blocks = [
+            PoolBlock(b["address"], b["size"], b["requested_size"], _frames(b.get("frames", ())))
+            for segment in pool_segments(self.handle)
+            for b in segment["blocks"]
+            if b["state"] == "active_allocated"
+        ]
+        return sorted(blocks, key=lambda block: block.address)
 
     def reserved_bytes(self) -> int:
-        """Bytes that the pool has from the system: the sum over ``segments()``, cheaper."""
+        """Bytes that the pool has from the system."""
         return sum(s["total_size"] for s in pool_segments(self.handle))
 
     def release(self) -> None:

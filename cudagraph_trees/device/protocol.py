@@ -84,21 +84,10 @@ Frames: TypeAlias = tuple[tuple[str, int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class PoolBlock:
-    """One piece of a segment: ``nbytes`` that the allocator set aside, rounding included, of which
-    ``requested`` were asked for, and the stack that did; none if it is free."""
+    """One piece of a segment that is allocated: ``nbytes`` that the allocator set aside, rounding
+    included, of which ``requested`` were asked for, and the stack that did."""
 
     address: int
     nbytes: int
     requested: int
-    live: bool
-    frames: Frames = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSegment:
-    """One piece of memory that the pool got from the system; ``blocks`` by address, free ones
-    included, add up to it."""
-
-    address: int
-    nbytes: int
-    blocks: tuple[PoolBlock, ...]
+    frames: Frames

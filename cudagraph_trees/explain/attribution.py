@@ -74,21 +74,21 @@ def explain_pool(manager: Manager, name: Name = lambda node, output: node.number
         name: of what the bytes of an output are counted under.
     """
     with capturing():
-        segments, node = manager.pool.segments(), manager.path.node
+        reserved, node = manager.pool.reserved_bytes(), manager.path.node
         if manager.path.state is ExecutionState.EXECUTION:
             assert isinstance(node, CUDAGraphNode)
             live = _outputs_among(node.path_live_weakrefs(), path_to(node), name)
-            return _parts(live, sum(s.nbytes for s in segments))
+            return _parts(live, reserved)
         owners = {
             r.address: name(n, i)
             for n in path_to(node)
             for i, r in enumerate(n.outputs_weakrefs)
             if r is not None and not r.expired()
         }
-    blocks = [b for s in segments for b in s.blocks if b.live]
+        blocks = manager.pool.live_blocks()
     live = [(owners[b.address], b.requested, b.nbytes) for b in blocks if b.address in owners]
     unknown = sum(b.nbytes for b in blocks if b.address not in owners)
-    return _parts(live, sum(s.nbytes for s in segments), unattributed=unknown)
+    return _parts(live, reserved, unattributed=unknown)
 
 
 def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolParts:

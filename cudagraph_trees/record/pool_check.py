@@ -51,7 +51,7 @@ def memory_kept(pool: CudaPool, tracked: Collection[int]) -> str:
     addresses = pool.live_addresses() - set(tracked)
     if not addresses:
         return ""
-    blocks = [b for s in pool.segments() for b in s.blocks if b.address in addresses]
+    blocks = [b for b in pool.live_blocks() if b.address in addresses]
     lines = [
         f"Detected {len(addresses)} tensor(s) in the cudagraph pool not tracked as outputs, at "
         f"{sorted(map(hex, addresses))}. All live allocations must be tracked for correctness. "

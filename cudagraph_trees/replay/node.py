@@ -169,9 +169,8 @@ class CUDAGraphNode(Node):
         own = {r.address for r in cache.refs if r is not None}
         self.sizes = {
             block.address: (block.requested, block.nbytes)
-            for segment in pool.segments()
-            for block in segment.blocks
-            if block.live and block.address in own
+            for block in pool.live_blocks()
+            if block.address in own
         }
         self.same_addresses = same_addresses(plan.pointers, plan.checked) if plan.checked else None
         were_live = set(live_before)

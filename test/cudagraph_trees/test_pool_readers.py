@@ -18,11 +18,11 @@ def test_the_lock_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     f = graphed(lambda x: [x + 1], [x])
     f([x])
     held: list[bool] = []
-    segments = manager().pool.segments
+    live_blocks = manager().pool.live_blocks
     monkeypatch.setattr(
         manager().pool,
-        "segments",
-        lambda: held.append(capture_lock.capture_depth() > 0) or segments(),
+        "live_blocks",
+        lambda: held.append(capture_lock.capture_depth() > 0) or live_blocks(),
     )
     # WHEN the pool is read by somebody who is in no call
     assert not capture_lock.capture_depth()

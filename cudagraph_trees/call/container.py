@@ -21,7 +21,6 @@ from memprof.profiler.support.process_hooks import on_fork, on_reset
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing, when_nobody_captures
-from ..device.cuda import CudaDevice
 from ..device.protocol import Input, Output
 from ..explain import history
 from ..replay.spec import FunctionSpec, GraphSpec
@@ -45,7 +44,7 @@ class TreeManagerContainer:
         with capturing():
             if self.tree_manager is None:
                 compat.also_tell_of_incomplete_warm_ups(mark_warmup_incomplete)
-                self.tree_manager = CUDAGraphTreeManager(CudaDevice(self.device), pool_initial)
+                self.tree_manager = CUDAGraphTreeManager(self.device, pool_initial)
                 history.remember(self.tree_manager)
             return self.tree_manager
 
@@ -129,6 +128,8 @@ def get_container(device: int | torch.device) -> TreeManagerContainer:
     containers = family().containers
     key = _as_device(device)
     if key not in containers:
+        if key.type != "cuda":
+            raise ValueError(f"graph trees run on cuda devices, not on {key}")
         containers[key] = TreeManagerContainer(key)
     return containers[key]
 

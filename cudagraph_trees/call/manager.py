@@ -10,6 +10,7 @@ import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch.utils.weak import TensorWeakRef
 
 from memprof.profiler.model import LedgerEntry, LedgerKind
@@ -17,7 +18,7 @@ from memprof.profiler.sources.allocator.where import line_of_caller
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing
-from ..device.cuda import CudaDevice, CudaPool
+from ..device.cuda import CudaPool
 from ..device.protocol import Input, Output
 from ..record.policy import Call, RecordPolicy
 from ..record.pool_owner import PoolOwner
@@ -43,8 +44,7 @@ class CUDAGraphTreeManager:
             Note [Graphs in parts].
     """
 
-    def __init__(self, device: CudaDevice, pool_initial: int) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, pool_initial: int) -> None:
         self.owner = owner = PoolOwner(device, pool_initial)
         self.functions = owner.functions
         self.path = owner.path

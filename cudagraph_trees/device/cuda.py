@@ -316,6 +316,12 @@ class CudaPool:
         """Bytes that the pool has from the system."""
         return sum(s["total_size"] for s in pool_segments(self.handle))
 
+    def unclaimed_bytes(self) -> int:
+        """Bytes of the pool's device that nobody has."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
+        return min(free, max(0, allowed - torch.cuda.memory_reserved(self.device)))
+
     def release(self) -> None:
         """Give up this handle. Memory goes back to the system when the last captured run and the
         last live block are gone too."""
@@ -324,28 +330,3 @@ class CudaPool:
 
 def _frames(stack: Iterable[dict[str, Any]]) -> Frames:
     return tuple((f["filename"], f["line"], f["name"]) for f in stack)
-
-
-class CudaDevice:
-    def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise ValueError(f"graph trees run on cuda devices, not on {device}")
-        self.device = device
-
-    def create_pool(self, initial_bytes: int) -> CudaPool:
-        return CudaPool(self.device.index, initial_bytes)
-
-    def empty_cache(self) -> int:
-        """Give memory that nobody uses back to the system. Returns how many bytes."""
-        before = torch.cuda.memory_reserved(self.device)
-        torch.cuda.empty_cache()
-        return before - torch.cuda.memory_reserved(self.device)
-
-    def unclaimed_bytes(self) -> int:
-        """Bytes of the device that nobody has."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
-        return min(free, max(0, allowed - torch.cuda.memory_reserved(self.device)))
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)

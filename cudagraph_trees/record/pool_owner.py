@@ -36,11 +36,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from memprof.profiler.model import LedgerKind
 
 from .. import _torch_compat as compat
 from ..device.capture_lock import capturing
-from ..device.cuda import CudaDevice
+from ..device.cuda import CudaPool
 from ..explain.ledger import TreeLedger
 from ..replay.node import CUDAGraphNode, Node, RecordingTree, path_to
 from ..replay.path import ExecutionState, TreePath
@@ -60,15 +62,15 @@ class PoolOwner:
         warmed_up: something was warmed up in the pool.
     """
 
-    def __init__(self, device: CudaDevice, pool_initial: int) -> None:
+    def __init__(self, device: torch.device, pool_initial: int) -> None:
         self.device = device
         self.pool_initial = pool_initial
         self.functions: set[FunctionSpec] = set()
         self.path = TreePath()
         self.tree = RecordingTree()
-        self.ledger = TreeLedger(str(device.device), self.path)
+        self.ledger = TreeLedger(str(device), self.path)
         with capturing():
-            self.pool = device.create_pool(pool_initial)
+            self.pool = CudaPool(device.index, pool_initial)
         self.stopped = ""
         self._needed = 0
         self.restored = 0
@@ -126,7 +128,7 @@ class PoolOwner:
         if next(self.tree.nodes(), None) is not None:
             return
         reserved = self.pool.reserved_bytes()
-        if self.device.unclaimed_bytes() < 2 * reserved:
+        if self.pool.unclaimed_bytes() < 2 * reserved:
             self._needed = max(self._needed, reserved + reserved // 32)
             self.give_back("the optimizer may need the memory for its state")
 
@@ -137,9 +139,9 @@ class PoolOwner:
         if not needed:
             return
         with capturing():
-            self.device.empty_cache()
+            torch.cuda.empty_cache()
             missing = needed - self.pool.reserved_bytes()
-            free = self.device.unclaimed_bytes()
+            free = self.pool.unclaimed_bytes()
         if missing > free:
             self.stop(f"the pool would need {missing} bytes, and {free} are left")
 
@@ -161,9 +163,9 @@ class PoolOwner:
         if self.pool.damaged or self.pool.reserved_bytes() > self.pool_initial:
             self.pool.damaged = True  # until there is another one
             self.pool.release()
-            self.device.empty_cache()
+            torch.cuda.empty_cache()
             try:
-                self.pool = self.device.create_pool(self.pool_initial)
+                self.pool = CudaPool(self.device.index, self.pool_initial)
             except Exception as e:
                 # Not the exception: a log record lives on, and with it the frames of the failure.
                 why = f"{type(e).__name__}: {e}"

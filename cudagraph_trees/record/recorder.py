@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeAlias
 
+import torch
+
 from memprof.profiler.model import LedgerKind
 from memprof.profiler.support.thread_activity import activity
 
@@ -191,7 +193,7 @@ class GraphRecorder:
     ) -> list[Output]:
         path, owner = self._path, self._owner
         parent, pool, measured = path.node, owner.pool, measure(owner.pool)
-        owner.device.synchronize()
+        torch.cuda.synchronize(owner.device)
         number = next(self._recording_numbers)
         if compat.graphs_log.isEnabledFor(logging.DEBUG):
             compat.graphs_log.debug(
@@ -220,7 +222,7 @@ class GraphRecorder:
         again = owner.tree.add(node)
         self._policy.moves.recorded(node)
         self._ran(node, backup)
-        owner.device.synchronize()
+        torch.cuda.synchronize(owner.device)
         detail = measured()
         node.marginal_bytes = detail["pool_after"] - detail["pool_before"]
         self._ledger.add(
@@ -356,7 +358,7 @@ class GraphRecorder:
                 _add_note(error, f"{what} of {function.label} failed", lost)
                 raise error
             if again:
-                self._owner.device.empty_cache()
+                torch.cuda.empty_cache()
                 reason = f"{reason}; once more, without what the general pool did not use"
                 self._ledger.add(LedgerKind.TREE_FAILURE, function, reason)
                 return None

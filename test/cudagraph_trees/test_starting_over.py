@@ -51,15 +51,14 @@ def test_there_is_no_memory_for_another_pool(
     g = graphed(Cached(), [ones()])
     f([ones()])
     asked: list[int] = []
-    create_pool = manager().device.create_pool
 
-    def create(nbytes: int = 0) -> CudaPool:
+    def create(index: int, nbytes: int) -> CudaPool:
         asked.append(nbytes)
         if len(asked) <= failures:
             raise torch.OutOfMemoryError("no memory for a pool")
-        return create_pool(nbytes)
+        return CudaPool(index, nbytes)
 
-    monkeypatch.setattr(manager().device, "create_pool", create)
+    monkeypatch.setattr(pool_owner, "CudaPool", create)
     # WHEN a call that has its result leaves the pool
     for i in in_steps(range(8)):
         (a,) = f([ones(i)])

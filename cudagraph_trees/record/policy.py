@@ -117,7 +117,7 @@ class RecordPolicy:
         if call.records and call.existing:
             self._count_misfit(call, place, node)
             if place.misfits > _most_misfits(function):
-                self._announce_limit(call, place, node)
+                self._announce_limit(call, node)
                 return place.refusal or Why(f"re-recording limit reached: {call.reason.reason}")
         if place.refusal is not None:
             return place.refusal
@@ -263,11 +263,9 @@ class RecordPolicy:
             )
             self._ledger.add(LedgerKind.DEMOTION, function, reason, parent=number_of(node))
 
-    def _announce_limit(self, call: Call, place: PlaceState, node: Node | None) -> None:
-        """Log, once for each place and in torch's words, that its limit is reached."""
-        if place.limit_announced:
-            return
-        place.limit_announced = True
+    def _announce_limit(self, call: Call, node: Node | None) -> None:
+        """Log, in torch's words, that the limit of a place is reached: ``why_not`` refuses what
+        comes there from now on."""
         function, options = call.function, call.function.options
         limit = options["cudagraph_unexpected_rerecord_limit"]
         compat.announce_skip(

@@ -254,14 +254,12 @@ class PlaceState:
     Attributes:
         refusal: why it runs without a graph there, None if nothing speaks against one.
         misfits: how often none of its recordings fitted, as far as that counts.
-        limit_announced: the log has that it was recorded too often there.
         moved: how often managed inputs were elsewhere.
         demoted: managed inputs that are copied there, since they kept moving.
     """
 
     refusal: Why | None = None
     misfits: int = 0
-    limit_announced: bool = False
     moved: Counter[int] = field(default_factory=Counter)
     demoted: frozenset[int] = frozenset()
 

@@ -68,7 +68,7 @@ def load(*, or_build: bool = True) -> ModuleType | None:
         if library().exists():
             return _loaded()
         if or_build:
-            _begin("nice")
+            _begin()
     except Exception as error:
         compat.log.debug("no native code for graph trees: %s", error)
     return None
@@ -78,23 +78,16 @@ def build(timeout_s: float = 300.0) -> ModuleType:
     """The library, which is built first where there is none.
 
     Raises:
-        RuntimeError: it cannot be built or loaded; the message says why.
+        RuntimeError: it cannot be built or loaded, or is switched off; the message says why.
     """
-    try:
-        _begin()
-        end = time.monotonic() + timeout_s
-        while True:
-            building = _lock().exists()  # First: the library comes before this goes.
-            if library().exists():
-                found = _loaded()
-                if found is not None:
-                    return found
-                building = False
-            if not building or time.monotonic() > end:
-                raise RuntimeError(f"no native code for graph trees: {state()}")
-            time.sleep(0.05)
-    except OSError as e:
-        raise RuntimeError(f"no native code for graph trees: {e}") from e
+    end = time.monotonic() + timeout_s
+    load()
+    while _lock().exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    found = load()
+    if found is None:
+        raise RuntimeError(f"no native code for graph trees: {state()}")
+    return found
 
 
 def state() -> str:
@@ -138,7 +131,7 @@ _SCRIPT = """
 """
 
 
-def _begin(*priority: str) -> None:
+def _begin() -> None:
     """Start the compiler, unless somebody has or it has failed before."""
     there, lock, log = library(), _lock(), _log()
     if there.exists() or not _compiler():
@@ -156,7 +149,7 @@ def _begin(*priority: str) -> None:
         return
     made = there.with_suffix(f".{os.getpid()}.tmp")
     files = {"there": there, "lock": lock, "log": log, "made": made}
-    command = [*priority, *_compiler(), str(_SOURCE), *_OPTIONS, *_paths()]
+    command = ["nice", *_compiler(), str(_SOURCE), *_OPTIONS, *_paths()]
     # Nobody's child: it goes on where this process ends, and is no zombie where it does not.
     subprocess.run(
         ["/bin/sh", "-c", _SCRIPT, "sh", *command],

@@ -49,16 +49,14 @@ def seconds(value: float) -> float:
     return value
 
 
-def keep_apart(outputs: Iterable[str], inputs: Iterable[str], name: str) -> None:
-    """Refuse to write to ``outputs``, which the parameter ``name`` gives, over what will be read,
-    by whatever name: relative, linked, or in letters of another case where these are the same."""
-    read = list(inputs)
-    for output in outputs:
-        if any(_same_file(output, path) for path in read):
-            raise click.BadParameter(
-                f"{output} is the file to read, and would be overwritten: give another path",
-                param_hint=name,
-            )
+def keep_apart(output: str, inputs: Iterable[str]) -> None:
+    """Refuse to write to ``output``, which ``--output`` gives, over what will be read, by whatever
+    name: relative, linked, or in letters of another case where these are the same."""
+    if any(_same_file(output, path) for path in inputs):
+        raise click.BadParameter(
+            f"{output} is the file to read, and would be overwritten: give another path",
+            param_hint="--output",
+        )
 
 
 def _same_file(a: str, b: str) -> bool:
@@ -163,10 +161,9 @@ def table_options(command: Command) -> Command:
 
 def read(path: str) -> Profile:
     """The profile at ``path``; of several ranks the chosen one."""
-    rank = chosen_rank()
+    rank, profiles = chosen_rank(), read_profiles(path)
     if rank is None:
-        return single_profile(read_profiles(path), path)
-    profiles = read_profiles(path)
+        return single_profile(profiles, path)
     ranks = ranks_of(profiles)
     if rank not in ranks:
         raise BadFile(f"{path}: it has no rank {rank}, but {', '.join(map(str, ranks))}")

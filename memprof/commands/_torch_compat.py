@@ -21,16 +21,13 @@ def accelerators() -> list[str]:
     """Devices other than the CPU, e.g. ``cuda:0 (NVIDIA H100, 80.0 GiB)``."""
     import torch
 
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None:
+        return []
     found = []
-    for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind, None)
-        if module is None or not module.is_available():
-            continue
-        for i in range(module.device_count()):
-            p = module.get_device_properties(i)
-            found.append(f"{kind}:{i} ({p.name}, {p.total_memory / 2**30:.1f} GiB)")
-    if getattr(torch.backends, "mps", None) is not None and torch.backends.mps.is_available():
-        found.append("mps")
+    for i in range(torch.accelerator.device_count()):
+        p = torch.get_device_module(kind).get_device_properties(i)
+        found.append(f"{kind.type}:{i} ({p.name}, {p.total_memory / 2**30:.1f} GiB)")
     return found
 
 
@@ -42,8 +39,4 @@ def why_no_cuda_graphs() -> str | None:
         return "this torch is built without CUDA"
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
-    if not hasattr(torch.cuda, "CUDAGraph") or not hasattr(
-        torch._C, "_cuda_setCheckpointPoolState"
-    ):
-        return "this torch lacks the functions that graph trees need"
     return None

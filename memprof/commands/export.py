@@ -76,7 +76,7 @@ def export(files: tuple[str, ...], format_: str, output: str, kernels: str | Non
     FILES is a profile written by memprof; with -f memprof it is several, one a rank. What
     the formats contain, in which units: docs/exports.md.
     """
-    keep_apart([output], [*files, *([kernels] if kernels else [])], "--output")
+    keep_apart(output, [*files, *([kernels] if kernels else [])])
     if kernels is not None and format_ != "perfetto":
         raise click.UsageError("--kernels goes with -f perfetto")
     if format_ == "memprof":

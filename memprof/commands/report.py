@@ -47,7 +47,7 @@ def _check_output(output: str | None, as_json: bool, *read: str) -> None:
     if output is not None:
         if as_json:
             raise click.UsageError("--output and --json exclude each other: run the command twice.")
-        keep_apart([output], read, "--output")
+        keep_apart(output, read)
 
 
 def _print_leaks(found: list[Growth], seen: list[str], as_json: bool, style: Style) -> None:

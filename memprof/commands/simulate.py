@@ -266,7 +266,7 @@ def simulate(
             raise BadInput("--link and --network are of a job of several ranks: --world-size N")
     if output is not None:
         if parsed.script is not None:
-            keep_apart([output], [parsed.script], "--output")
+            keep_apart(output, [parsed.script])
         check_name(output)
         check_writable(output)
     if memory is not None:

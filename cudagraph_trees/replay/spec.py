@@ -22,7 +22,7 @@ from memprof.profiler.model import (
 
 from .. import _torch_compat as compat
 from ..device.protocol import Input, Model
-from ..torch_options import AT_COMPILATION, TreeOptions
+from ..torch_options import TreeOptions
 
 NAMED = 5
 """Most inputs that a sentence names."""
@@ -121,13 +121,7 @@ class GraphSpec:
             description = None
         if description is None:
             description = of_lists(inputs, static, keywords)
-        options = keywords.get("torch_options")
-        if options is None:
-            # Later versions of torch pass some for the compilation.
-            passed = {
-                f"triton.{n}": v for n in AT_COMPILATION if (v := keywords.get(n)) is not None
-            }
-            options = TreeOptions.of_this_compilation(passed)
+        options = keywords.get("torch_options") or TreeOptions.of_this_compilation()
         same = {f.name: keywords[f.name] for f in _GIVEN if f.name in keywords}
         spec = GraphSpec(
             **{

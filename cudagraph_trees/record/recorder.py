@@ -218,7 +218,6 @@ class GraphRecorder:
                 demoted=function.state.places[number_of(parent)].demoted,
                 copies=backup.buffers,
             )
-        compat.count_copied_inputs(len(node.input_plan.copied))
         again = owner.tree.add(node)
         self._policy.moves.recorded(node)
         self._ran(node, backup)
@@ -272,11 +271,10 @@ class GraphRecorder:
             self._ledger.add(LedgerKind.SKIP, function, why.reason, **why.cause)
         self._policy.ran_plainly(function)
         self._path.ran_without_graph()
-        mutated = function.mutated
-        checked = function.alignment_checked
-        compat.align_inputs(inputs, [i for i in checked if i not in mutated])
-        written = [i for i in checked if i in mutated]
-        outputs = list(compat.with_aligned_inputs(function.model, written, mutated)(inputs))
+        model = compat.with_aligned_inputs(
+            function.model, function.alignment_checked, function.mutated
+        )
+        outputs = list(model(inputs))
         self._random_states.ran(function, outputs, self._owner.pool.device)
         return outputs
 

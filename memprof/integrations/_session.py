@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from memprof.compile_backend.session.profiling import ProfilingSession
@@ -22,9 +22,7 @@ class SessionCallback:
 
     def __init__(self, path: Any = None, **options: Any) -> None:
         self.session: ProfilingSession | None = None
-        self._new_session: Callable[[], ProfilingSession] = lambda: ProfilingSession(
-            path, **options
-        )
+        self._new_session = partial(ProfilingSession, path, **options)
         self._new_session()  # What is wrong with them is told here, and not in the run.
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

@@ -21,7 +21,6 @@ from profile_builder import MIB, training
 from memprof.cli import main
 from memprof.profiler.file.profile_file import (
     encode_profile,
-    profile_schema,
     write_profile,
     write_profiles,
 )
@@ -190,12 +189,6 @@ def test_ledger(path: str) -> None:
     ]  # fmt: skip
     (first, *_) = json.loads(invoke("report", path, "--section", "ledger", "--json").output)
     assert first["kind"] == "compiled"
-
-
-def test_schema() -> None:
-    result = invoke("export", "--schema")
-    assert result.exit_code == 0
-    assert json.loads(result.output) == json.loads(json.dumps(profile_schema()))
 
 
 # What can go wrong

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..call.manager import CUDAGraphTreeManager
 from ..device.capture_lock import capturing
 from ..replay.liveness import StorageWeakRefWrapper
 from ..replay.node import CUDAGraphNode, Node, path_to
 from ..replay.path import ExecutionState
-from .history import Manager
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +32,29 @@ class PoolParts:
     """Bytes of a pool in four parts, see Note [The four parts of a pool].
 
     Attributes:
-        nodes: bytes by number of the recording (negative: warm-up) that made them, or by the names
-            that were asked for.
+        nodes: bytes by the names that were asked for.
         rounding, unattributed, free: bytes.
     """
 
-    nodes: Mapping[int | str, int]
+    nodes: Mapping[str, int]
     rounding: int
     unattributed: int
     free: int
 
     @property
-    def attributed(self) -> int:
-        """Bytes that belong to nodes."""
-        return sum(self.nodes.values())
-
-    @property
-    def live(self) -> int:
-        """Bytes that are allocated."""
-        return self.attributed + self.rounding + self.unattributed
-
-    @property
     def reserved(self) -> int:
         """Bytes that the pool has from the system."""
-        return self.live + self.free
+        return sum(self.nodes.values()) + self.rounding + self.unattributed + self.free
 
 
-Live: TypeAlias = tuple["int | str", int, int]
-"""A live block: the node that it belongs to, bytes asked for, bytes of the block."""
+Live: TypeAlias = tuple[str, int, int]
+"""A live block: the name of what it belongs to, bytes asked for, bytes of the block."""
 
-
-Name: TypeAlias = "Callable[[Node, int], int | str]"
+Name: TypeAlias = "Callable[[Node, int], str]"
 """Names an output of a recording or warm-up, by its index."""
 
 
-def explain_pool(manager: Manager, name: Name = lambda node, output: node.number) -> PoolParts:
+def explain_pool(manager: CUDAGraphTreeManager, name: Name) -> PoolParts:
     """Split the reserved bytes of the manager's pool into parts, between two calls. Waits for
     other threads' captures.
 
@@ -92,7 +80,7 @@ def explain_pool(manager: Manager, name: Name = lambda node, output: node.number
 
 
 def _parts(live: Iterable[Live], reserved: int, unattributed: int = 0) -> PoolParts:
-    nodes: dict[int | str, int] = {}
+    nodes: dict[str, int] = {}
     rounding = 0
     for node, requested, block in live:
         nodes[node] = nodes.get(node, 0) + requested

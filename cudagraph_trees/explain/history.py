@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Protocol
 
 from memprof.profiler.model import LedgerEntry
 from memprof.profiler.support.process_hooks import ForkSafeLock
 
-from ..device.cuda import CudaPool
-from ..replay.node import CUDAGraphNode
-from ..replay.path import TreePath
+from ..call.manager import CUDAGraphTreeManager
 from .ledger import TreeLedger
 
 MAX_LEDGERS = 64
 
 
-class Manager(Protocol):
-    """The parts of a tree manager that are looked at from outside, between two calls."""
-
-    ledger: TreeLedger
-    path: TreePath
-
-    @property
-    def pool(self) -> CudaPool: ...
-    def nodes(self) -> Iterator[CUDAGraphNode]: ...
-
-
-_ledgers: deque[tuple[TreeLedger, weakref.ref[Manager]]] = deque(maxlen=MAX_LEDGERS)
+_ledgers: deque[tuple[TreeLedger, weakref.ref[CUDAGraphTreeManager]]] = deque(maxlen=MAX_LEDGERS)
 # Re-entrant: a signal handler, or a finalizer that the collector calls, may come by inside.
 _lock = ForkSafeLock()
 
@@ -37,7 +22,7 @@ EntryKey = tuple[object, ...]
 """Identity of an entry: its fields without times, counts and measurements."""
 
 
-def remember(manager: Manager) -> None:
+def remember(manager: CUDAGraphTreeManager) -> None:
     """Keep the ledger of ``manager``, also when it is gone; the last ``MAX_LEDGERS`` are kept."""
     with _lock:
         _ledgers.append((manager.ledger, weakref.ref(manager)))
@@ -70,6 +55,6 @@ def forget_all() -> None:
     _ledgers.clear()
 
 
-def managers() -> list[Manager]:
+def managers() -> list[CUDAGraphTreeManager]:
     with _lock:
         return [manager for _, ref in _ledgers if (manager := ref()) is not None]

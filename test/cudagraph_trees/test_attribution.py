@@ -26,7 +26,7 @@ def test_between_calls() -> None:
     for _ in in_steps(range(4)):
         a, b = f([torch.ones(1001, device="cuda")])
         (c,) = g([a])
-        parts = explain_pool(manager())
+        parts = explain_pool(manager(), lambda node, _: str(node.number))
         states.add(manager().path.state)
         # THEN three outputs are live, two of the first node and one of the second
         assert sorted(parts.nodes.values()) == [4004, 8008]
@@ -34,7 +34,8 @@ def test_between_calls() -> None:
         assert parts.unattributed == 0
         assert parts.reserved == reserved()
         del a, b, c
-        assert explain_pool(manager()).live == 0
+        parts = explain_pool(manager(), lambda node, _: str(node.number))
+        assert parts.free == parts.reserved == reserved()
     assert states == {ExecutionState.WARMUP, ExecutionState.RECORDING, ExecutionState.EXECUTION}
 
 

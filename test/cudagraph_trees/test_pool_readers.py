@@ -26,7 +26,7 @@ def test_the_lock_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     # WHEN the pool is read by somebody who is in no call
     assert not capture_lock.capture_depth()
-    explain_pool(manager())
+    explain_pool(manager(), lambda node, output: str(output))
     # THEN with the lock
     assert held
     assert all(held)

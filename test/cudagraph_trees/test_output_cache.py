@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from memprof.cudagraph_trees import _torch_compat
-from memprof.cudagraph_trees._torch_compat import can_swap_storage
 from memprof.cudagraph_trees.replay import native
 from memprof.cudagraph_trees.replay.outputs import OutputCache
 from memprof.profiler.model import LedgerKind
@@ -237,20 +236,7 @@ def test_a_gradient_of_a_parameter_is_moved_out_and_nothing_else_is_noted() -> N
     same(w.grad, torch.full(SHAPE, 15.0))
     entries = manager().entries()
     assert LedgerKind.INVALIDATED not in {e.kind for e in entries}
-    (moved,) = (e for e in entries if e.kind is LedgerKind.MOVED_OUT)
-    assert "views of it were not" not in moved.reason
-
-
-@pytest.mark.skipif(can_swap_storage(), reason="this torch gives views other memory, too")
-def test_a_view_that_could_not_be_cloned_says_why() -> None:
-    f = graphed(lambda x: [x + 1], [full(0)], clone_outputs=True)
-    held = []
-    for _ in in_steps(range(4)):
-        (y,) = f([full(1)])
-        held.append(y.view(-1))
-        del y
-    with pytest.raises(RuntimeError, match=r'outputs="clone" could not copy it'):
-        held[2] + 1
+    assert [e.kind for e in entries].count(LedgerKind.MOVED_OUT) == 1
 
 
 def test_hooks_of_a_parameter_that_is_handed_out_stay() -> None:

@@ -135,14 +135,10 @@ def get_container(device: int | torch.device) -> TreeManagerContainer:
 
 
 def get_manager(
-    device: int | torch.device | None = None, create_if_none_exists: bool = True
+    device: int | torch.device, create_if_none_exists: bool = True
 ) -> CUDAGraphTreeManager | None:
-    """The manager of a device (a number is a CUDA device; None is the current one); None if there
-    is none and none is to be made."""
-    if device is None:
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return None
-        device = torch.cuda.current_device()
+    """The manager of a device (a number is a CUDA device); None if there is none and none is to be
+    made."""
     if create_if_none_exists:
         return get_container(device).get_tree_manager()
     container = family().containers.get(_as_device(device))

@@ -227,6 +227,13 @@ def announce_skip(message: str, or_error: bool) -> None:
         log_cudagraph_skip_and_bump_counter(message)
 
 
+def count_copied_inputs(n: int) -> None:
+    """Advance torch's counter of inputs that recordings copy."""
+    from torch._dynamo.utils import counters
+
+    counters["inductor"]["cudagraph_recorded_non_static_inputs"] += n
+
+
 def mutation_message(placeholders: Sequence[Any], indices: Sequence[int]) -> str:
     """Torch's sentence about inputs that a function writes to, with the line that does."""
     from torch._inductor.cudagraph_utils import get_mutation_stack_trace

@@ -218,6 +218,7 @@ class GraphRecorder:
                 demoted=function.state.places[number_of(parent)].demoted,
                 copies=backup.buffers,
             )
+        compat.count_copied_inputs(len(node.input_plan.copied))
         again = owner.tree.add(node)
         self._policy.moves.recorded(node)
         self._ran(node, backup)

@@ -101,7 +101,8 @@ def test_nothing_but_skips_is_said_when_it_is_off() -> None:
 
 
 def test_events_of_wrapping_and_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo.utils import ChromiumEventLogger
+    """And torch's count of the inputs that recordings copy."""
+    from torch._dynamo.utils import ChromiumEventLogger, counters
 
     events: list[dict[str, Any]] = []
     start = ChromiumEventLogger.log_event_start
@@ -114,12 +115,16 @@ def test_events_of_wrapping_and_recording(monkeypatch: pytest.MonkeyPatch) -> No
 
     names = ("cudagraphify.get_container", "CUDAGraphNode.record")
 
-    def told(ours: bool) -> Counter[tuple[str, bool]]:
+    def told(ours: bool) -> tuple[Counter[tuple[str, bool]], int]:
         events.clear()
+        counters.clear()
         with use_in_inductor() if ours else contextlib.nullcontext():
             program()
-        return Counter((e["name"], e["is_backward"]) for e in events if e["name"] in names)
+        copied: int = counters["inductor"]["cudagraph_recorded_non_static_inputs"]
+        found = Counter((e["name"], e["is_backward"]) for e in events if e["name"] in names)
+        return found, copied
 
-    theirs = told(False)
+    theirs, copied = told(False)
     assert set(theirs) == {(name, backward) for name in names for backward in (True, False)}
-    assert told(True) == theirs
+    assert copied > 0
+    assert told(True) == (theirs, copied)

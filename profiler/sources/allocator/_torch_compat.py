@@ -143,8 +143,9 @@ def record_history() -> None:
 def drain_history() -> dict[str, Any]:
     """The allocator's state, with the history since it was last taken.
 
-    What other threads allocate meanwhile is lost. So would be what Python's collector frees between
-    the two calls: a snapshot makes many objects.
+    Events of other threads meanwhile are lost: Note [Draining the history] in
+    ``history_follower.py``. So would be those of Python's collector, since a snapshot makes many
+    objects: it is paused.
     """
     here = threading.get_ident()
 

@@ -213,14 +213,14 @@ class AllocatorHistory:
         self._finish_peak()
         self.long_lived = [b for b in self.long_lived if b.lived_long(self.events)]
 
-    def take_over(
-        self, segments: Iterable[Mapping[str, Any]], counts: tuple[int, int] = (0, 0)
-    ) -> None:
-        """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
-        the peak. A block that was followed and is there keeps what is known of it; ``counts`` are
-        of blocks that had been asked for, and let go of, by then."""
-        self._finish_peak()
+    def continue_at(self, counts: tuple[int, int]) -> None:
+        """Go on where so many blocks had been asked for, and let go of, as marks count them."""
         self._requests, self._frees = counts
+
+    def take_over(self, segments: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from a snapshot's segments of this device, whatever was followed so far: it may be
+        the peak. A block that was followed and is there keeps what is known of it."""
+        self._finish_peak()
         followed, self._live = self._live, {}
         self._segments = Segments()
         self.allocated_bytes = 0

@@ -11,8 +11,9 @@ Note [Draining the history]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 An entry with Python frames takes kilobytes. So the history is taken and begun anew at marks where
 there is a lot of it; where a program comes to no marks, as in inference, a thread has the main
-thread do so. What other threads allocate in between is lost: the next snapshot then has other sizes
-than what was followed, and is taken over.
+thread do so. Events of other threads between the two are lost, and no more: where the next
+snapshot has other sizes than what was followed, its segments are taken over, and each time marks
+are counted on from what the allocator itself has counted.
 
 Note [A guest]
 ~~~~~~~~~~~~~~
@@ -217,7 +218,8 @@ class HistoryFollower:
             made = functools.partial(self.on_block, device) if self.on_block is not None else None
             history = histories[device] = AllocatorHistory(settings, made, device=device)
             history.feed((), self.marks)
-            history.take_over(_of_device(snapshot, device), counts)
+            history.take_over(_of_device(snapshot, device))
+            history.continue_at(counts)
             self._peaks_before[device] = peaks(torch.cuda.memory_stats(device))
         self.histories = histories
         self._drained_at = self.requests
@@ -297,8 +299,8 @@ class HistoryFollower:
                 self._draining = False
 
     def _follow(self) -> None:
-        counts = {d: compat.allocation_counts(d) for d in self.histories}
         snapshot = compat.drain_history()
+        counts = {d: compat.allocation_counts(d) for d in self.histories}
         marks = list(self.marks)
         followed = min(h.mark for h in self.histories.values())
         for device, history in self.histories.items():
@@ -309,7 +311,8 @@ class HistoryFollower:
             segments = _of_device(snapshot, device)
             if not history.agrees(segments):
                 history.corrected += 1
-                history.take_over(segments, counts[device])
+                history.take_over(segments)
+            history.continue_at(counts[device])
             history.assign_pools(segments)
         for mark in marks[followed:]:
             mark.forget()

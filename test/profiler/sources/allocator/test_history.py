@@ -175,7 +175,8 @@ def test_a_history_that_begins_late_goes_on_from_a_snapshot() -> None:
     nothing = {"address": 64 * MIB, "total_size": 0, "allocated_size": 0, "blocks": []}
     replay = AllocatorHistory()
     replay.feed((), marks((7, 3), (7, 3)))
-    replay.take_over([there, nothing], (7, 3))
+    replay.take_over([there, nothing])
+    replay.continue_at((7, 3))
     assert replay.agrees([there, nothing])
     # What is there may be the peak
     assert (replay.peak.reserved, replay.peak.allocated) == (20 * MIB, 2 * MIB)
@@ -218,7 +219,7 @@ def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
         (0, 14 * MIB, "inactive"),
         frames=[{"filename": "a.py", "line": 3, "name": "f"}],
     )
-    replay.take_over([now], (4, 3))
+    replay.take_over([now])
     assert replay.agrees([now])
     assert not replay.agrees([segment(0, 2 * MIB, (0, 2 * MIB, "inactive"))])
     first, third = replay.live
@@ -227,6 +228,16 @@ def test_what_a_snapshot_has_counts_more_than_what_was_followed() -> None:
     assert [f.line for f in third.frames] == [3]
     assert (lost.freed_after, lost.ended is None, again.ended is None) == (0, False, False)
     assert replay.peak.allocated == 6 * MIB
+
+
+def test_marks_are_where_the_allocator_has_counted_them() -> None:
+    # GIVEN two blocks that came and went unseen after the first, which changes no sum
+    replay = followed(History().add("segment_alloc", 0, 20 * MIB).add("alloc", 0, 2 * MIB))
+    replay.continue_at((3, 2))
+    later = History().add("alloc", 2 * MIB, 2 * MIB).add("alloc", 4 * MIB, 2 * MIB)
+    # THEN what was asked for before the mark is before it, and the next is not
+    replay.feed(later.events, marks((0, 0), (4, 2)))
+    assert [block.mark for block in replay.live] == [0, 0, 1]
 
 
 def test_memory_is_given_back_from_within_what_is_free() -> None:

@@ -9,6 +9,10 @@ keeps ``LOG_CALLS`` calls meanwhile (a program makes 50,000 in ``TICK_S`` at mos
 in 19 MiB; those that are pushed out before we saw them are counted as ``CallColumns.dropped``. The
 thread holds the GIL while it collects (some µs a call) and not while it compresses and writes.
 
+A chunk has totals, graphs, the ledger and calls, in this order. Accounts, growth, pools of graphs,
+the optimizer's state, data flow and the tracker come with the last chunk: a process that is killed
+leaves none of these. Nothing is synced: a machine that loses power may lose more.
+
 Note [When a stream fails]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 *Collecting* a chunk can fail because the program goes on meanwhile. Nothing is written then and

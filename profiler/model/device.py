@@ -152,7 +152,8 @@ class HostRead:
 
 @dataclass(slots=True)
 class DeviceAccount:
-    """The account of one device at its peak: the rows add up to what was reserved.
+    """The account of one device at its peak: ``reserved`` is what the rows had asked for, with
+    ``rounding``, ``awaiting``, what is free in ``pools``, ``given_back`` and ``unexplained``.
 
     Where an allocation failed, that is the instant, and not the peak; and where nobody watched the
     device it is the one at which the account was made (``present``).

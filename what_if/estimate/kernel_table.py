@@ -37,7 +37,7 @@ class KernelTable:
 
     Attributes:
         launch_ns: that the host takes for a launch.
-        graph_ns: that the host takes for the launch of a graph.
+        graph_ns: that the host takes for the launch of a graph, the largest that was measured.
         kernel_ns: that the fastest kernel took.
     """
 

@@ -32,10 +32,11 @@ nothing but rule 1 can be known.
 Note [What a failure cuts off]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A request that fails, or a backward that raises, ends what runs, and most of what is there goes: not
-since it was of no more use. So what goes before anything else is asked for (``Block.cut``) is what
-it was at the failure, and such a backward has not ended: the report of that moment and the account
-of the run, which may go on for long, say the same. A program that ends by an exception is cut off
-at its end. One that has an optimizer, and no backward yet, would have had one.
+since it was of no more use. So what goes before anything else is asked for
+(``AllocatorBlock.cut``) is what it was at the failure, and such a backward has not ended: the
+report of that moment and the account of the run, which may go on for long, say the same. A program
+that ends by an exception is cut off at its end. One that has an optimizer, and no backward yet,
+would have had one.
 
 A category of compiled code (``compile_backend/stages/describe``) is known from its graph; this one
 for all code.

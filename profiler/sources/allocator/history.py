@@ -117,7 +117,8 @@ class AllocatorHistory:
         out_of_memory: requests in bytes that failed, with the program of that time as the allocator
             has it: those of one place have one list of frames.
         mark: number of the last mark before what was followed last.
-        long_lived: blocks that lived long (``Block.lived_long``) and are not there any more.
+        long_lived: blocks that lived long (``AllocatorBlock.lived_long``) and are not there any
+            more.
         failed_mark: number of the last mark before a failure, a request's or a backward's, after
             which nothing was asked for yet; None if there was none.
     """

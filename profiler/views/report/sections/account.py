@@ -1,5 +1,6 @@
-"""All that was reserved: on a device, where the first line is what must fit and the rows add up to
-it; and in pools of CUDA graphs, what each capture added, who shares what, and what stays."""
+"""All that was reserved: on a device, where the first line is what must fit and all lines of the
+table add up to it; and in pools of CUDA graphs, what each capture added, who shares what, and what
+stays."""
 
 from __future__ import annotations
 

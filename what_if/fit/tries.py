@@ -180,7 +180,7 @@ def _outcome(s: Simulation, values: Mapping[str, str], seconds: float) -> Tried:
             "docs/simulate.md"
         )
     # A script that catches the error and goes on, with half the batch say, ran with another value;
-    # what memprof's own backend tries and makes again without (``doing``) the script never saw.
+    # what memprof's own backend tries and makes again without (``activity``) the script never saw.
     moment = s.outcome.out_of_memory
     seen = moment is not None and not (moment.failure is not None and moment.failure.activity)
     fits = bool(s.fits) and not seen

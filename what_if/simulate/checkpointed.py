@@ -29,7 +29,7 @@ class Checkpointed:
     Args:
         classes: of each change the name of a class, whose modules and those of classes derived from
             it, as FSDP2's, are recomputed; empty for ``repeated_blocks``.
-        said: is told of a change and of all that it has changed so far, in words.
+        on_change: is called with a change and with all that it has changed so far, in words.
     """
 
     def __init__(self, classes: Mapping[str, str], on_change: Callable[[str, str], None]) -> None:

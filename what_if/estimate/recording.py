@@ -135,9 +135,10 @@ class Recording:
                 launched[id(operation)] = operation
                 operation.launches += 1
         works = {}
+        formulas = _torch_compat.flop_formulas()
         for number, operation in launched.items():
             _torch_compat.describe(operation)
-            works[number] = of_operation(operation, _torch_compat.flop_formulas())
+            works[number] = of_operation(operation, formulas)
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
         for record in logged:
             work = self._work_of(record, works)

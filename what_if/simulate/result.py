@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from memprof.profiler.file.profile_file import write_profiles
+from memprof.profiler.live.attribution import Attribution
+from memprof.profiler.live.devices import main_device, timelines
 from memprof.profiler.model import DeviceAccount, Process, Profile
-from memprof.profiler.views.report import summarize, text as reports
+from memprof.profiler.views.advice import advise
+from memprof.profiler.views.report import text as reports
 from memprof.profiler.views.report.failure import why
 from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
@@ -147,7 +150,10 @@ def render(
     text = page.text()
     if worst.outcome.accounts:
         sections = list(of_accounts(worst.outcome.accounts, style.show))
-        if found := summarize(profile_of(worst)).advice:
+        profile = profile_of(worst)
+        by_device = timelines(profile)
+        found = advise(by_device[main_device(by_device)], Attribution(profile))
+        if found:
             sections.append(findings(found, style.show))
         text += reports.render(sections, style)
     return text

@@ -147,19 +147,10 @@ def drain_history() -> dict[str, Any]:
     ``history_follower.py``. So would be those of Python's collector, since a snapshot makes many
     objects: it is paused.
     """
-    here = threading.get_ident()
-
-    def without_inductor(find: Callable[[str], Any]) -> Callable[[str], Any]:
-        def attribute(name: str) -> Any:
-            if name == "_inductor" and threading.get_ident() == here:
-                raise AttributeError(name)
-            return find(name)
-
-        return attribute
-
     # A snapshot with Python's frames asks torch for Inductor's lines, which imports all of it where
     # nothing was compiled: a second, and frames of the program that are kept with their tensors.
-    undo = replace([torch], "__getattr__", without_inductor)
+    there = "torch._inductor" in sys.modules
+    undo = undo_all() if there else replace([torch], "__getattr__", _without_inductor)
     try:
         with collector_paused():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
@@ -167,6 +158,17 @@ def drain_history() -> dict[str, Any]:
     finally:
         undo()
     return snapshot
+
+
+def _without_inductor(find: Callable[[str], Any]) -> Callable[[str], Any]:
+    here = threading.get_ident()
+
+    def attribute(name: str) -> Any:
+        if name == "_inductor" and threading.get_ident() == here:
+            raise AttributeError(name)
+        return find(name)
+
+    return attribute
 
 
 def allocation_counts(device: int) -> tuple[int, int]:

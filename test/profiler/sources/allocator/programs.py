@@ -24,7 +24,8 @@ def run(program: str, *arguments: str, **environment: str) -> str:
     return done.stderr
 
 
-def script(path: Path, program: str, *arguments: str) -> str:
-    """The same for one whose source lines are asked for: it is written to ``path``."""
+def script(path: Path, program: str, *arguments: str, **environment: str) -> str:
+    """The same for one whose source lines are asked for: it is written to ``path``, and
+    ``environment`` is what is read after torch was imported."""
     path.write_text(program)
-    return run_forked(path, *arguments)
+    return run_forked(path, *arguments, **environment)

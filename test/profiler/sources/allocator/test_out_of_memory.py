@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from forked import run_forked
 
 import memprof
 from memprof.cli import main
@@ -19,6 +18,8 @@ from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.model import AllocationFailure, Category, DeviceAccount, LedgerKind, WhyNot
 from memprof.profiler.sources.allocator._torch_compat import transient_workspace_sizes
 from memprof.profiler.support.errors import ProfileNotWritableError
+
+from .programs import script
 
 MIB = 1 << 20
 
@@ -212,10 +213,9 @@ def _text(path: Path) -> str:
 
 
 def _run(folder: Path, program: str, eager: bool, mib: int = 1280, **environment: str) -> str:
-    path = folder / "program.py"
-    path.write_text(_BEGIN + program)
     environment["SIMGPU_MEM_MB"] = str(mib)
-    return run_forked(path, str(folder), "eager" if eager else "", **environment)
+    arguments = (str(folder), "eager" if eager else "")
+    return script(folder / "program.py", _BEGIN + program, *arguments, **environment)
 
 
 @pytest.mark.simgpu

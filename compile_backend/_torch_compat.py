@@ -531,6 +531,7 @@ DisableAutocast = _C._DisableAutocast
 function_apply = _C._FunctionBase.__dict__["apply"]
 replays_views = _C._is_view_replay_enabled
 set_replays_views = _C._set_view_replay_enabled
+set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
 functorch_is_active = _C._are_functorch_transforms_active
 functorch_stack = _C._functorch.peek_interpreter_stack
 graph_is_kept = _C._autograd._get_current_graph_task_keep_graph
@@ -551,6 +552,13 @@ def torchs_format(layout: MemoryFormatMeta) -> Any:
     """The layout as ``in_format`` takes it."""
     name = layout.memory_format
     return replace(layout, memory_format=None if name is None else getattr(torch, name))
+
+
+def has_subclasses(metadata: Any) -> bool:
+    """Tells whether torch's metadata of a graph counts tensor subclasses, of which the graph itself
+    has the inner tensors."""
+    values = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta)
+    return any(isinstance(v, aot_wrappers.SubclassCreationMeta) for v in values)
 
 
 def has_known_wrapper() -> bool:

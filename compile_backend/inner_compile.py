@@ -279,7 +279,7 @@ class InnerCompile:
         record = graph.record
         first = self._forward_graph if record.kind is GraphKind.BACKWARD else None
         record.graph_id = first.record.id if first is not None else record.id
-        if record.kind is GraphKind.FORWARD:
+        if record.kind is not GraphKind.BACKWARD:
             self._forward_graph = graph
             self._forward_box = box
         stages: list[CompileStage] = []

@@ -13,6 +13,7 @@ import pytest
 import torch
 from in_threads import run_in_threads
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from memprof.compile_backend import straight_calls as calls
 from memprof.compile_backend.session.runtime import RUNTIME
@@ -165,6 +166,50 @@ def grad_modes_around_a_call(compile: Compile) -> Any:
         with torch.inference_mode():
             seen.append(compiled(x).is_inference())
     return seen
+
+
+@program
+def calls_without_a_backward(compile: Compile) -> Any:
+    w = torch.randn(8, requires_grad=True)
+    chosen = compile(lambda x: (x * w).argmax())
+    written = compile(lambda x, y: x.add_(y) * 2)
+    x = torch.zeros(8)
+    seen: list[Any] = []
+    for _ in range(3):
+        seen += [chosen(torch.ones(8)), torch.is_grad_enabled()]
+        seen += [written(x, torch.ones(8)), x.clone(), x._version]
+        with torch.no_grad():
+            seen += [chosen(torch.ones(8)), torch.is_grad_enabled()]
+        with torch.inference_mode():
+            y = written(torch.zeros(8), torch.ones(8))
+            seen += [y.clone(), y.is_inference()]
+    return seen
+
+
+def test_calls_without_a_backward_are_straight(made: list[str]) -> None:
+    calls_without_a_backward(functools.partial(torch.compile, backend="memprof"))
+    assert set(made) == {"straight"}
+
+
+def test_gradients_are_on_again_after_a_call_that_fails(made: list[str]) -> None:
+    w = torch.ones(8, requires_grad=True)
+    compiled = torch.compile(lambda x, i: (x * w)[i].argmax(), backend="memprof")
+    for i in (0, 1):
+        compiled(torch.ones(8, 8), torch.tensor([i]))
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        compiled(torch.ones(8, 8), torch.tensor([9]))
+    assert torch.is_grad_enabled()
+    assert made == ["straight"]
+
+
+def test_a_subclass_in_a_graph_without_a_backward_is_no_change_of_metadata(made: list[str]) -> None:
+    compiled = torch.compile(lambda x: (x * 2).sin(), backend="memprof")
+    before = RUNTIME.ledger.counts()
+    with torch.no_grad():
+        out = compiled(TwoTensor(torch.ones(4), torch.ones(4)))
+    assert type(out) is TwoTensor
+    assert not [e for e in RUNTIME.ledger.entries_since(before) if "has changed" in e.reason]
+    assert "straight" not in made
 
 
 @program

@@ -152,5 +152,5 @@ def test_random_programs(part: int, made: list[str]) -> None:
             assert _same(a, b), f"program {seed}, value {n}: {a} and {b}"
     torch._dynamo.reset()
     assert not ledger.counts()
-    assert made.count("straight") > PROGRAMS / 8  # inference, and what writes, keeps torch's
+    assert made.count("straight") > PROGRAMS / 8  # what writes keeps torch's
     assert set(made) > {"straight"}

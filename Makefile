@@ -110,11 +110,17 @@ typecheck: $(STAMP) ## mypy --strict, incremental
 typecheck-tests: $(STAMP) ## mypy of the tests: test/mypy.ini says what it leaves out
 	$(VENV)/bin/mypy --config-file test/mypy.ini test
 
-# Lines that no test has reached, over both kinds of tests. The floor is in pyproject.toml.
+# Lines that no test has reached, over both kinds of tests. The floor is in pyproject.toml. Left out
+# are the tests that coverage disturbs: what they count has its own lines and objects among it, and its
+# start in a process keeps Inductor's cache from being hit there.
+COVERAGE_DISTURBS := test_session.py::test_provenance_in_a_second_process_comes_from_the_cache \
+  test_steps.py::test_a_step_costs_the_program_few_lines \
+  test_streaming.py::test_no_kind_of_step_leaves_an_object
+NOT_COVERED := $(addprefix --deselect=test/compile_backend/,$(COVERAGE_DISTURBS))
 coverage: $(STAMP) $(SIMGPU_STAMP) ## how much of the product the tests run, at least the floor: an hour
 	rm -f build/coverage/.coverage*
-	$(VENV)/bin/coverage run $(PYTEST) -m "not simgpu and not gpu"
-	SIMGPU_VALUES=1 $(SIMGPU_PY) -m coverage run $(PYTEST) -m "simgpu and not slow"
+	$(VENV)/bin/coverage run $(PYTEST) $(NOT_COVERED) -m "not simgpu and not gpu"
+	SIMGPU_VALUES=1 $(SIMGPU_PY) -m coverage run $(PYTEST) $(NOT_COVERED) -m "simgpu and not slow"
 	$(VENV)/bin/coverage combine -q
 	$(VENV)/bin/coverage report
 

@@ -150,7 +150,7 @@ def _straight(
     if not wrapper.trace_joint:
         if not getattr(compiled, "_boxed_call", False):
             return None
-        run = _inference(_steady(compiled, without_autocast))
+        run = _inference(_straight_code(compiled, without_autocast))
         return _call(run, torchs(compiled), metadata, written, training=False)
     function: Any = getattr(compiled, "__self__", None)
     forward = getattr(function, "compiled_fw", None)
@@ -302,7 +302,7 @@ def _derived(function: Any, metadata: ViewAndMutationMeta, without_autocast: boo
     return ours
 
 
-def _steady(compiled: Any, without_autocast: bool) -> Call:
+def _straight_code(compiled: Any, without_autocast: bool) -> Call:
     """Compiled code, as straight as it can be called.
 
     From the second time on, and without a profiler or a record of the order of execution, past
@@ -358,7 +358,7 @@ def _takes_gradients_boxed(function: Any) -> bool:
 def _forward(
     function: Any, metadata: ViewAndMutationMeta, without_autocast: bool
 ) -> Callable[..., tuple[Any, ...]]:
-    run = _steady(function.compiled_fw, without_autocast)
+    run = _straight_code(function.compiled_fw, without_autocast)
     infos = list(enumerate(metadata.output_info))
     returns, saved_varying = len(infos), metadata.dynamic_saved_tensors_idxs
     unsafe_views = [i for i, o in infos if o.output_type is OutputType.UNSAFE_VIEW_ALIAS]
@@ -441,7 +441,7 @@ def _backward(
             if type(grads[i]) is not Tensor:
                 return torchs(ctx, *given)
         if compiled is not last:
-            run = _steady(_without_disabling_dynamo(compiled), without_autocast)
+            run = _straight_code(_without_disabling_dynamo(compiled), without_autocast)
             last = compiled
         # Nothing else here may hold what the compiled code is to free.
         args = [*ctx.symints, *ctx.saved_tensors, *ctx._tensors_no_vc_check]

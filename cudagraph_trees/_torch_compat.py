@@ -119,6 +119,12 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def limit_counts_static_inputs() -> bool:
+    """Tells whether recordings made anew because a static input moved count against
+    ``cudagraph_unexpected_rerecord_limit``, as they do before torch 2.13."""
+    return torch_version() < (2, 13)
+
+
 def current_compile_id() -> object:
     from torch._guards import CompileContext
 

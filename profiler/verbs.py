@@ -22,11 +22,11 @@ from .views.compare.ranks import RankSummary, compare_ranks
 from .views.export import export_profile
 from .views.report import Style, Summary, sections, summarize
 from .views.report.format import format_bytes
-from .views.report.page import printable, style_of
 from .views.report.section import EVERY, Section, Show
 from .views.report.sections.diff import of_diff
 from .views.report.sections.ranks import of_ranks
 from .views.report.text import render
+from .views.report.text_page import printable, style_of
 
 _TOP, _TOP_SHORT = 10, 5
 """Rows in each table of a full report, and of a short one."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 from memprof.profiler.model import DeviceAccount, GraphPool, Profile, TrackerRecord
 from memprof.profiler.views.compare.diff_model import ProfileDiff
 from memprof.profiler.views.report import Style, Summary, sections
-from memprof.profiler.views.report.page import PLAIN
 from memprof.profiler.views.report.parts import DevicePeak
 from memprof.profiler.views.report.sections.diff import of_diff
 from memprof.profiler.views.report.text import render
+from memprof.profiler.views.report.text_page import PLAIN
 
 
 def render_text(summary: Summary, style: Style = PLAIN) -> str:

@@ -224,9 +224,8 @@ class RecordPolicy:
             if not reason:
                 # It was tried just now, and someone holds an input that must die.
                 reason = "an input that died in the recording is still held"
-            # Torch's limit leaves these out from 2.13 on.
             static = bool(moved) and moved[0] in recording.input_plan.static
-            counts |= not (static and compat.torch_version() >= (2, 13))
+            counts |= not static or compat.limit_counts_static_inputs()
             cause = cause_of(TreeCause.MOVED, function, inputs, moved) if moved else {}
             call.reason = Why(reason, cause)
         compat.graphs_log.debug(

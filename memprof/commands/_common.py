@@ -21,7 +21,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.support.text import visible
 from memprof.profiler.views.compare.ranks import ranks_of
-from memprof.profiler.views.report.page import printable
+from memprof.profiler.views.report.text_page import printable
 
 from .errors import BadFile as BadFile
 

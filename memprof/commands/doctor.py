@@ -24,9 +24,9 @@ import click
 from memprof.other_memprof import REPAIR, other_memprof
 from memprof.profiler.support.host import UNKNOWN_VERSION, installed_version
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.page import style_of
 from memprof.profiler.views.report.section import EVERY, Note, Section, Table
 from memprof.profiler.views.report.text import render
+from memprof.profiler.views.report.text_page import style_of
 
 from . import _torch_compat
 from ._common import json_option, print_result

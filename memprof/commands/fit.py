@@ -13,7 +13,7 @@ import click
 
 from memprof.profiler.support.text import visible
 from memprof.profiler.views.report.format import format_bytes
-from memprof.profiler.views.report.page import style_of
+from memprof.profiler.views.report.text_page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu
 from memprof.what_if.fit.table import (

@@ -17,11 +17,11 @@ from memprof.profiler.verbs import report_json, report_style, report_text
 from memprof.profiler.views.compare.diff import NothingToCompare, compare
 from memprof.profiler.views.compare.diff_model import ProfileDiff
 from memprof.profiler.views.report.format import format_bytes
-from memprof.profiler.views.report.page import Style, style_of
 from memprof.profiler.views.report.sections.about import of_growth
 from memprof.profiler.views.report.sections.diff import of_diff
 from memprof.profiler.views.report.sections.ledger import of_ledger
 from memprof.profiler.views.report.text import render
+from memprof.profiler.views.report.text_page import Style, style_of
 
 from ._common import (
     BadFile,

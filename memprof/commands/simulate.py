@@ -16,7 +16,7 @@ from memprof.profiler.file.profile_file import check_name
 from memprof.profiler.support.text import visible
 from memprof.profiler.support.writing import check_writable
 from memprof.profiler.views.report.format import format_bytes
-from memprof.profiler.views.report.page import style_of
+from memprof.profiler.views.report.text_page import style_of
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import DEFAULT_GPU, Gpu, find_gpu, known_gpus, parse_size
 from memprof.what_if.fit.tries import ScriptFailed

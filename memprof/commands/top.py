@@ -13,10 +13,10 @@ import click
 from memprof.profiler.running_job import JobFile, Present, Writer
 from memprof.profiler.support.writing import is_locked
 from memprof.profiler.views.report import columns as col
-from memprof.profiler.views.report.page import style_of
 from memprof.profiler.views.report.section import EVERY, Section, Table
 from memprof.profiler.views.report.sections.about import of_growth
 from memprof.profiler.views.report.text import render
+from memprof.profiler.views.report.text_page import style_of
 
 from ._common import (
     BadFile,

@@ -15,7 +15,7 @@ from .provenance import SourceFrame
 
 class WhyNot(str, Enum):
     """Why a request did not fit; the first of these that holds: Note [Why a request did not fit] in
-    ``profiler/sources/allocator/failure.py``."""
+    ``profiler/sources/allocator/failed_request.py``."""
 
     TOO_LARGE = "too_large"
     """The request is larger than all that the process may have."""

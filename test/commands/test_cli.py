@@ -39,7 +39,7 @@ from memprof.profiler.model import (
 from memprof.profiler.support.json_text import to_json
 from memprof.profiler.verbs import report_text
 from memprof.profiler.views.report import Style
-from memprof.profiler.views.report.page import PLAIN
+from memprof.profiler.views.report.text_page import PLAIN
 
 
 def invoke(*args: str, env: dict[str, str] | None = None) -> Result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memprof.profiler.views.report.page import Page
+from memprof.profiler.views.report.text_page import Page
 
 from .step_time import StepTime
 

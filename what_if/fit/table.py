@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memprof.profiler.views.report.page import PLAIN, Page, Style
+from memprof.profiler.views.report.text_page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.what_if.simulate.parent import end_scripts, exits_on_signals
 

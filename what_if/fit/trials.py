@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.profiler.views.report.page import PLAIN, Page, Style
+from memprof.profiler.views.report.text_page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.what_if.simulate.changes import change_of
 from memprof.what_if.simulate.partitions import DRAWN_ANEW

@@ -14,9 +14,9 @@ from memprof.profiler.model import DeviceAccount, Process, Profile
 from memprof.profiler.views.advice import advise
 from memprof.profiler.views.report import text as reports
 from memprof.profiler.views.report.failure import why
-from memprof.profiler.views.report.page import PLAIN, Page, Style
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
+from memprof.profiler.views.report.text_page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
 from memprof.what_if.estimate.shown import show as show_time
 from memprof.what_if.estimate.step_time import StepTime

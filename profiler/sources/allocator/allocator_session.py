@@ -11,7 +11,7 @@ from memprof.profiler.model import Category, DeviceAccount, Growth
 
 from . import _torch_compat as compat
 from .account import HolderOf, add_history_notes, explain
-from .growth import growth_of
+from .growing_blocks import growth_of
 from .history import AllocatorInstant
 from .history_follower import HistoryFollower
 from .holders import Holders

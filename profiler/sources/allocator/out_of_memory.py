@@ -29,7 +29,7 @@ from memprof.profiler.support.thread_activity import HERE
 
 from . import _torch_compat as compat
 from .allocator_session import AllocatorSession
-from .failure import explain_failure
+from .failed_request import explain_failure
 from .holders import Holders
 from .known import Objects
 from .observer import OutOfMemoryEvent, added, listen

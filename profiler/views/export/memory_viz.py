@@ -34,9 +34,9 @@ from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.live_set import LiveItem
 from memprof.profiler.model import Category, Profile
 from memprof.profiler.model.allocator_rules import rounded
-from memprof.profiler.model.simulated_allocator import SimulatedAllocator
 from memprof.profiler.support.writing import Output
 
+from .made_up_addresses import MadeUpAddresses
 from .walk import LiveBlock, Walk, walks
 
 _BASE = 1 << 44
@@ -93,7 +93,7 @@ class _DeviceTrace:
         self._origin_ns = profile.perf_origin_ns
         self._graphs = {g.id: g for g in profile.graphs}
         self._attribution = Attribution(profile)
-        self._space = SimulatedAllocator(_BASE * (device + 1), _GAP)
+        self._space = MadeUpAddresses(_BASE * (device + 1), _GAP)
         self._at: dict[int, LiveBlock] = {}
         """Blocks by address."""
         self._addresses: dict[int, list[int]] = {}

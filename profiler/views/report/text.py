@@ -8,8 +8,8 @@ from typing import cast
 from rich.text import Text
 
 from .columns import Cell, Column, Unit, cell_words, line_words
-from .page import PLAIN, Page, Style
 from .section import EVERY, UNATTRIBUTED, Section, Table, Tone
+from .text_page import PLAIN, Page, Style
 
 SCREEN = 44
 """Lines that a short text has at most, if it can."""

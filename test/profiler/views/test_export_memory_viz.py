@@ -13,7 +13,7 @@ from profile_builder import MIB, training
 
 from memprof.profiler.model import Profile
 from memprof.profiler.model.allocator_rules import rounded
-from memprof.profiler.model.simulated_allocator import SimulatedAllocator
+from memprof.profiler.views.export.made_up_addresses import MadeUpAddresses
 from memprof.profiler.views.export.memory_viz import device_index, write_memory_viz
 
 
@@ -128,7 +128,7 @@ def test_devices_have_places_of_their_own() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_addresses_never_overlap(seed: int) -> None:
     rng = random.Random(seed)
-    space = SimulatedAllocator(1 << 40)
+    space = MadeUpAddresses(1 << 40)
     live: dict[int, int] = {}
     for _ in range(600):
         if live and rng.random() < 0.45:

@@ -35,8 +35,8 @@ from memprof.profiler.views.report.format import (
     format_share,
     shorten_path,
 )
-from memprof.profiler.views.report.page import printable, style_of
 from memprof.profiler.views.report.summary import Summary
+from memprof.profiler.views.report.text_page import printable, style_of
 
 
 def troubled() -> Profile:

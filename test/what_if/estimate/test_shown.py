@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.profiler.views.report.page import PLAIN, Page
+from memprof.profiler.views.report.text_page import PLAIN, Page
 from memprof.what_if.estimate.shown import show
 from memprof.what_if.estimate.step_time import KindTime, StepTime
 from memprof.what_if.estimate.work import CONVOLUTION

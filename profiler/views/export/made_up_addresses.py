@@ -1,4 +1,5 @@
-"""Serves requests at addresses that are made up, by the rules of torch's caching allocator.
+"""Addresses for blocks of which only the size is known, by the rules of torch's caching allocator:
+memory_viz draws by address, and a program on the CPU or of a compiled graph has none.
 
 Note [How requests are served]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -12,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from .address_ranges import BestFit
-from .allocator_rules import SMALL, is_cut, segment_size
+from memprof.profiler.model.address_ranges import BestFit
+from memprof.profiler.model.allocator_rules import SMALL, is_cut, segment_size
 
 
 class SegmentRange(NamedTuple):
@@ -36,7 +37,7 @@ class SegmentRange(NamedTuple):
             yield at, end - at, False
 
 
-class SimulatedAllocator:
+class MadeUpAddresses:
     """Hands out addresses and takes them back, see Note [How requests are served].
 
     Attributes:

@@ -14,7 +14,7 @@ from memprof.profiler.model import (
     DeviceAccount,
     WhyNot,
 )
-from memprof.profiler.sources.allocator.failure import explain_failure
+from memprof.profiler.sources.allocator.failed_request import explain_failure
 from memprof.profiler.sources.allocator.holders import Holders
 from memprof.profiler.sources.allocator.variables import variables
 from memprof.profiler.views.report.failure import why
@@ -118,18 +118,18 @@ class TestVariables:
         kept.append({"a": Owner()})
         kept[0]["a"].inner = (1, [tensor.clone()])
         name = variables()[id(kept[0]["a"].inner[1][0])]
-        assert name == "kept[...][...].inner[...][...], global of test_failure.py"
+        assert name == "kept[...][...].inner[...][...], global of test_failed_request.py"
 
     def test_a_gradient(self) -> None:
         w = torch.ones(1, requires_grad=True)
         w.sum().backward()
-        assert variables()[id(w.grad)].startswith("w.grad, local of test_a_gradient (test_failure")
+        assert variables()[id(w.grad)].startswith("w.grad, local of test_a_gradient (test_failed_request")
 
     def test_the_innermost_function_goes_first(self, tensor: torch.Tensor) -> None:
         def inner(mine: torch.Tensor) -> str:
             return variables()[id(mine)]
 
-        assert inner(tensor).startswith("mine, local of inner (test_failure.py:")
+        assert inner(tensor).startswith("mine, local of inner (test_failed_request.py:")
 
     def test_what_no_variable_leads_to(self) -> None:
         def made() -> Any:

@@ -55,8 +55,9 @@ TORCHS = {
                     "compile_backend/inner_compile.py"},
     "view_and_mutation_meta": {"compile_backend/inner_compile.py"},
     # What torch's prologue and epilogue take, where they run.
-    "maybe_subclass_metadata": {"compile_backend/straight_calls.py",
-                                "compiled_autograd/_torch_compat.py",
+    "subclass_inp_meta": {"compile_backend/_torch_compat.py"},
+    "subclass_fw_graph_out_meta": {"compile_backend/_torch_compat.py"},
+    "maybe_subclass_metadata": {"compiled_autograd/_torch_compat.py",
                                 "compiled_autograd/aot_backward.py"},
     # The description of a forward, as whoever compiles it leaves it for the tracer.
     "memprof_description": {"compiled_autograd/aot_backward.py"},

@@ -123,7 +123,9 @@ class TestVariables:
     def test_a_gradient(self) -> None:
         w = torch.ones(1, requires_grad=True)
         w.sum().backward()
-        assert variables()[id(w.grad)].startswith("w.grad, local of test_a_gradient (test_failed_request")
+        assert variables()[id(w.grad)].startswith(
+            "w.grad, local of test_a_gradient (test_failed_request"
+        )
 
     def test_the_innermost_function_goes_first(self, tensor: torch.Tensor) -> None:
         def inner(mine: torch.Tensor) -> str:

@@ -280,7 +280,7 @@ class _Run:
         if self.is_child:
             return
         note_training(self._request.folder)
-        enough = self._leaving.after_step(fewest, steps, peaks()[0])
+        enough = self._leaving.after_step(fewest, steps, *peaks())
         if self._times is not None:
             self._times.after_step(steps, last=enough)
         if enough:

@@ -8,7 +8,9 @@ earliest. What was seen decides:
 1. *steps*: ``--steps N`` leaves the program after its N-th optimizer step. Without it that is the
    first from ``STEPS`` on that did not raise the peak, ``MOST_STEPS`` at most. These are steps of
    every optimizer that is there; one that pauses is not waited for once it has made ``ENOUGH``, and
-   one that has not only until another has made ``PAUSES`` times as many.
+   one that has not only until another has made ``PAUSES`` times as many. The peak is of what is
+   allocated, or reserved: what is kept of each step may lie for long in memory that is reserved
+   already. Less than ``SLOW`` bytes are no rise: losses that are kept for a curve.
 2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
    where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
    steps nobody can count, a server that made one).
@@ -34,6 +36,8 @@ STEPS = 3
 MOST_STEPS = 10
 ENOUGH = 2
 PAUSES = 10
+SLOW = 1 << 16
+"""Bytes a step of which a GPU of 80 GB holds those of a million steps."""
 
 FACTOR = 3
 LEAST = 20_000
@@ -59,29 +63,36 @@ class Leaving:
     wanted: int | None
     asked: int = 0
     _news: tuple[int, ...] = ()
-    _peaks: list[int] = field(default_factory=lambda: [0])
+    _reserved: list[int] = field(default_factory=lambda: [0])
+    _allocated: list[int] = field(default_factory=lambda: [0])
 
-    def after_step(self, fewest: int, most: int, peak: int) -> bool:
+    def after_step(self, fewest: int, most: int, reserved: int, allocated: int) -> bool:
         """Tells whether to leave after a step, with so many of the optimizer that has made fewest
-        and of the one that has made most, and so many bytes reserved at most."""
-        if fewest == len(self._peaks):
-            # The script may have set the counter back, so that this one is lower.
-            self._peaks.append(max(peak, self._peaks[-1]))
-        rises = fewest >= STEPS and self._peaks[-1] > self._peaks[-2]
+        and of the one that has made most, and so many bytes reserved and allocated at most."""
+        if fewest == len(self._reserved):
+            # The script may have set the counters back, so that these are lower.
+            self._reserved.append(max(reserved, self._reserved[-1]))
+            self._allocated.append(max(allocated, self._allocated[-1]))
+        rises = fewest >= STEPS and self._rise() >= SLOW
         wanted = self.wanted or (MOST_STEPS if rises else STEPS)
         # All optimizers: the last one's turn may be the fullest.
         waits = self.wanted is None and fewest < ENOUGH
         return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
+    def _rise(self, steps_ago: int = 0) -> int:
+        """Bytes by which the last step, or an earlier one, raised the peak."""
+        last = len(self._reserved) - 1 - steps_ago
+        grown = self._allocated[last] - self._allocated[last - 1]
+        return grown if grown >= SLOW else self._reserved[last] - self._reserved[last - 1]
+
     def growth(self, ended: str) -> str:
         """Says that a job that ``ended`` so may outgrow the device, where the peak rose in both of
         the last steps, from the third on, by when what a step takes is there; else empty."""
-        if len(self._peaks) < STEPS + 2 or ended == BY_ITSELF:
+        if len(self._reserved) < STEPS + 2 or ended == BY_ITSELF:
             return ""
-        earlier, before, last = self._peaks[-3:]
-        if not earlier < before < last:
+        more = self._rise()
+        if min(more, self._rise(1)) < SLOW:
             return ""
-        more = last - before
         return (
             f"the peak still rose, by {more / 2**20:,.1f} MiB in the last step that was seen: a "
             "job that grows needs more later, which more --steps show"

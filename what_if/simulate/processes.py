@@ -177,7 +177,7 @@ class _Process:
         if self._answered or os.getpid() != self._process:
             return
         note_training(str(self._folder))
-        enough = self._leaving.after_step(fewest, steps, peaks()[0])
+        enough = self._leaving.after_step(fewest, steps, *peaks())
         if enough and len(list(self._folder.glob(f"*{_TRAINS}"))) == 1:
             self._answer(steps_seen(steps))
             write_whole(self._folder / END, steps_seen(steps).encode())

@@ -8,6 +8,7 @@ from memprof.what_if.simulate.leaving import (
     BY_ITSELF,
     FACTOR,
     MOST_STEPS,
+    SLOW,
     TRAINING,
     Leaving,
     why_undecided,
@@ -15,9 +16,9 @@ from memprof.what_if.simulate.leaving import (
 
 
 def steps_until_left(peaks: list[int], wanted: int | None = None) -> int:
-    """Steps of one optimizer, with these bytes reserved at most by the end of each."""
+    """Steps of one optimizer, with these MiB reserved at most by the end of each."""
     leaving = Leaving(wanted)
-    return next(n for n, p in enumerate(peaks, 1) if leaving.after_step(n, n, p))
+    return next(n for n, p in enumerate(peaks, 1) if leaving.after_step(n, n, p << 20, 1 << 20))
 
 
 def test_three_steps_and_more_while_each_raises_the_peak() -> None:
@@ -41,12 +42,12 @@ def test_steps_that_were_asked_for_are_kept() -> None:
 def test_every_optimizer_has_its_turn() -> None:
     leaving = Leaving(None)
     fullest = [(1, 1, 5), (1, 1, 6), (1, 2, 8), (2, 2, 8), (2, 3, 8)]
-    assert not any(leaving.after_step(*seen) for seen in fullest)
-    assert leaving.after_step(3, 3, 8)
+    assert not any(leaving.after_step(*seen, 1) for seen in fullest)
+    assert leaving.after_step(3, 3, 8, 1)
     # One that pauses is not waited for, and for long where it has not made two.
     for fewest, wanted, left in (2, None, 6), (1, None, 30), (0, None, 30), (0, 3, 6):
         leaving = Leaving(wanted)
-        assert next(n for n in range(1, 40) if leaving.after_step(fewest, n, 5)) == left
+        assert next(n for n in range(1, 40) if leaving.after_step(fewest, n, 5, 1)) == left
 
 
 def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> None:
@@ -60,13 +61,26 @@ def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> N
 def test_a_peak_that_rises_with_every_step_is_said() -> None:
     grows, settles = Leaving(6), Leaving(6)
     for step in range(1, 7):
-        grows.after_step(step, step, step << 20)
-        settles.after_step(step, step, min(step, 5) << 20)
+        grows.after_step(step, step, step << 20, 1)
+        settles.after_step(step, step, min(step, 5) << 20, 1)
     assert grows.growth("6 optimizer steps") == (
         "the peak still rose, by 1.0 MiB in the last step that was seen: a job that grows needs "
         "more later, which more --steps show"
     )
     assert settles.growth("6 optimizer steps") == grows.growth(BY_ITSELF) == ""
+
+
+def test_what_is_kept_in_memory_that_is_reserved_already_raises_the_peak() -> None:
+    """Of a growth, bytes that are kept of each step, the last step is named and not the segment
+    that the allocator had to get for it."""
+    for kept, left in (SLOW - 512, 3), (SLOW, MOST_STEPS), (4 << 20, MOST_STEPS):
+        leaving = Leaving(None)
+        reserved = [(100 + 20 * (step * kept >> 20) // 20) << 20 for step in range(20)]
+        steps = (n for n in range(1, 20) if leaving.after_step(n, n, reserved[n], n * kept))
+        assert next(steps) == left
+        said = leaving.growth(f"{left} optimizer steps")
+        words = f"by {kept / 2**20:.1f} MiB in the last step"
+        assert words in said if left == MOST_STEPS else not said
 
 
 def test_a_new_peak_or_a_step_begins_anew() -> None:

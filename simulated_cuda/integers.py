@@ -78,6 +78,14 @@ _UPDATES = ("_amp_update_scale_",)
 scale, as the step that its program sees no reason to leave out would."""
 _ALSO_WRITTEN = ("running_mean", "running_var")
 """Arguments that batch normalisation writes to, of which its schema says nothing."""
+_DECIDES = {
+    "bitwise_or": True,
+    "logical_or": True,
+    "bitwise_and": False,
+    "logical_and": False,
+}
+"""The boolean that decides an operator's result alone, whatever the other argument is: generation
+ends at its greatest length, also where the tokens that would have ended it are not known."""
 _LEFT_ALONE = ("record_stream", "resize_", "set_", "zero_")
 """Operators that leave a tensor's elements as they are, whatever their schemas say, and one that
 sets memory or calls ``fill_``."""
@@ -185,6 +193,7 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
     may_compute = _may_compute(name, op)
     after = (special or {}).get(name)
     large = SMALL if special is None else MAX_BYTES
+    decides = _DECIDES.get(name.partition(".")[0].rstrip("_"))
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         args = wrap_numbers(places, args)
@@ -198,6 +207,7 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
             read = (x for key, x in given.items() if key not in replaced)
             device = next((t.get_device() for t in tensors if t.is_cuda), None)
             known = name in _UPDATES or _all_known(tensors, read)
+            known = known or (decides is not None and _is_decided(tensors[:2], decides))
             computes = (
                 device is not None
                 and (known or (special is not None and _integers(tensors)))
@@ -253,6 +263,15 @@ def _all_known(tensors: list[torch.Tensor], read: Iterable[Any]) -> bool:
     if any(t.layout != torch.strided or t.nbytes > SMALL for t in tensors):
         return False
     return all(map(is_known, _tensors(read)))
+
+
+def _is_decided(tensors: list[torch.Tensor], value: bool) -> bool:
+    """Tells whether one of two tensors is known to have nothing but ``value``, all of whose bits
+    decide: False those of an integer as well."""
+    fitting = {torch.bool} if value else INTEGERS
+    if any(t.dtype not in fitting or t.nbytes > SMALL for t in tensors):
+        return False
+    return any(is_known(t) and bool((contents(t) == value).all()) for t in tensors)
 
 
 def _integers(tensors: list[torch.Tensor]) -> bool:

@@ -159,6 +159,31 @@ assert scales == [1024.0, 2048.0, 2048.0], scales
 
 
 @pytest.mark.simgpu
+def test_one_argument_decides_a_logical_operator(tmp_path: Path) -> None:
+    """Generation ends at its greatest length: an end that is not known, or one that is."""
+    _run(
+        tmp_path,
+        """
+ends, no, yes = unknown > 0, torch.zeros(4, device="cuda") > 0, torch.ones(4, device="cuda") > 0
+for x in (ends | yes, yes | ends, torch.logical_or(ends, yes), ends | torch.tensor(True)):
+    assert known(x) and x.all()
+for x in (ends & no, torch.logical_and(no, ends), ends & no[:1]):
+    assert known(x) and not x.any()
+for x in (ends | no, ends & yes, ends | (torch.arange(4, device="cuda") > 1), ends ^ yes):
+    assert not known(x)
+unfinished = torch.ones(4, dtype=torch.int64, device="cuda")
+unfinished = unfinished & ~(ends | no)
+assert not known(unfinished)
+ends |= yes
+unfinished &= ~ends
+assert known(unfinished) and unfinished.max() == 0
+assert not known(unfinished | torch.randint(4, (4,), device="cuda"))
+assert not known(torch.randint(4, (4,), device="cuda") | 1)
+""",
+    )
+
+
+@pytest.mark.simgpu
 def test_what_an_operator_began_with_is_not_its_result(tmp_path: Path) -> None:
     _run(
         tmp_path,

@@ -11,7 +11,7 @@ from typing import Any
 from memprof.profiler.model import DeviceAccount
 from memprof.simulated_cuda import control
 
-from .leaving import BY_ITSELF, why_undecided
+from .leaving import BY_ITSELF, Step, why_undecided
 from .outside import asked_for, taken
 from .sglang import pools
 
@@ -27,12 +27,18 @@ def name_among_all(accounts: Iterable[DeviceAccount]) -> None:
         account.device = f"cuda:{own.pci_bus_id - 1}"
 
 
-def peaks() -> tuple[int, int]:
-    """The most bytes reserved on a device, and allocated, as torch counts them."""
-    from memprof.profiler.sources.allocator.totals import counters
+def counted() -> Step:
+    """What torch's counters have, of the device with most, and which stream is the current one."""
+    from memprof.profiler.sources.allocator.totals import device_counters
 
-    found = counters().values()
-    return max(p["reserved"] for p in found), max(p["allocated"] for p in found)
+    found = [of for _, of in device_counters()]
+    if not found:
+        return Step()
+    import torch
+
+    allocated, _, most_allocated, most_reserved = map(max, zip(*found, strict=True))
+    aside = torch.cuda.current_stream() != torch.cuda.default_stream()
+    return Step(most_reserved, most_allocated, allocated, aside)
 
 
 def grouped() -> bool:

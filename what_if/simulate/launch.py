@@ -40,7 +40,7 @@ from .changes import (
 from .checkpointed import Checkpointed
 from .engines import follow_engines, serving
 from .failures import Failure, failure_of
-from .followed import Followed, grouped, name_among_all, peaks
+from .followed import Followed, counted, grouped, name_among_all
 from .leaving import BY_ITSELF, STILL, Leaving, steps_seen
 from .messages import Messages
 from .partitions import DRAWN_ANEW, count_partitions
@@ -203,7 +203,7 @@ class _Run:
         found = counters()
         outcome.accounts = followed.accounts(outcome.ended, failed=False)
         if outcome.failure is None:
-            grows = self._leaving.growth(outcome.ended)
+            grows = self._leaving.what_may_come(outcome.ended)
             outcome.undecided = followed.why_undecided(outcome.ended) or grows
         if outcome.accounts:
             outcome.accounts[0].host_reads = self._reads.rows()
@@ -280,7 +280,7 @@ class _Run:
         if self.is_child:
             return
         note_training(self._request.folder)
-        enough = self._leaving.after_step(fewest, steps, *peaks())
+        enough = self._leaving.after_step(fewest, steps, counted())
         if self._times is not None:
             self._times.after_step(steps, last=enough)
         if enough:
@@ -300,21 +300,24 @@ class _Run:
             if self._followed is None or not _has_cuda():
                 continue
             allocator = self._followed.allocator
-            most, asked, steps = peaks(), allocator.requests, allocator.steps
-            news, now = (steps, most[0]), time.monotonic()
+            memory = counted()
+            asked, steps = allocator.requests, allocator.steps
+            news, now = (steps, memory.reserved), time.monotonic()
             if self._request.progress and now - last >= (_LINE_PERIOD if news == shown else 1.0):
                 shown, last = news, now
                 line = (
                     f"memprof simulate: {rank}{now - self._began:5.0f} s, step {steps}, "
-                    f"{allocator.backwards:,} backwards, {most[0] / 2**30:.2f} GiB reserved\n"
+                    f"{allocator.backwards:,} backwards, "
+                    f"{memory.reserved / 2**30:.2f} GiB reserved\n"
                 )
                 # To what standard error was at the beginning, whatever the script made of it.
                 with contextlib.suppress(OSError):
                     os.write(self._stderr, line.encode())
+            seen = (ready(), steps, memory.reserved, memory.allocated)
             if (
                 self._request.until_still
                 and not starts()
-                and self._leaving.stands_still((ready(), steps, *most), asked, allocator.trains)
+                and self._leaving.stands_still(seen, asked, allocator.trains)
             ):
                 self._leave(f"{STILL} for {asked - self._leaving.asked:,} allocations")
 

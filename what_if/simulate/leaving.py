@@ -10,7 +10,8 @@ earliest. What was seen decides:
    every optimizer that is there; one that pauses is not waited for once it has made ``ENOUGH``, and
    one that has not only until another has made ``PAUSES`` times as many. The peak is of what is
    allocated, or reserved: what is kept of each step may lie for long in memory that is reserved
-   already. Less than ``SLOW`` bytes are no rise: losses that are kept for a curve.
+   already. Less than ``SLOW`` bytes are no rise: losses that are kept for a curve. After a step
+   that raised the peak two quiet ones are waited for: a program may keep something in every other.
 2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
    where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
    steps nobody can count, a server that made one).
@@ -23,7 +24,11 @@ With ``--steps`` it is left for its steps alone: who asks for some knows that th
 
 A program that trains and of which, or of one of whose optimizers, fewer than ``ENOUGH`` steps were
 seen is *undecided*: a generator's turn may come after five of its discriminator's. So is one that
-was left while each step raised the peak: losses that are kept, with their graphs. The first holds
+was left while it grew: while each step raised the peak, or what is allocated after a step never
+fell, and has not stood still for longer than it did between two rises (losses that are kept with
+their graphs, logits of each evaluation). And one that was left after steps on a stream of its own:
+with those torch's recipe warms up what it then captures as a CUDA graph, which has memory of its
+own. The first holds
 at its own end too if it has made one step, or none of an optimizer that it has run backwards for: a
 job that is cut short so that it can be simulated. All else that ended by itself was seen whole.
 """
@@ -31,6 +36,7 @@ job that is cut short so that it can be simulated. All else that ended by itself
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 STEPS = 3
 MOST_STEPS = 10
@@ -51,6 +57,21 @@ BY_ITSELF = "the script ended"
 """Text for a run that was not left."""
 
 
+class Step(NamedTuple):
+    """What is known of a process after an optimizer step.
+
+    Attributes:
+        reserved, allocated: bytes, at most so far.
+        held: bytes allocated now.
+        aside: whether its stream is not the default one.
+    """
+
+    reserved: int = 0
+    allocated: int = 0
+    held: int = 0
+    aside: bool = False
+
+
 @dataclass(slots=True)
 class Leaving:
     """Decides when to leave a run: Note [When a run is left]. ``wanted`` is a number of steps, None
@@ -63,40 +84,73 @@ class Leaving:
     wanted: int | None
     asked: int = 0
     _news: tuple[int, ...] = ()
-    _reserved: list[int] = field(default_factory=lambda: [0])
-    _allocated: list[int] = field(default_factory=lambda: [0])
+    _steps: list[Step] = field(default_factory=lambda: [Step()])
 
-    def after_step(self, fewest: int, most: int, reserved: int, allocated: int) -> bool:
+    def after_step(self, fewest: int, most: int, now: Step) -> bool:
         """Tells whether to leave after a step, with so many of the optimizer that has made fewest
-        and of the one that has made most, and so many bytes reserved and allocated at most."""
-        if fewest == len(self._reserved):
+        and of the one that has made most."""
+        last = len(self._steps) - 1
+        if fewest == last + 1:
             # The script may have set the counters back, so that these are lower.
-            self._reserved.append(max(reserved, self._reserved[-1]))
-            self._allocated.append(max(allocated, self._allocated[-1]))
-        rises = fewest >= STEPS and self._rise() >= SLOW
+            before = self._steps[last]
+            now = now._replace(
+                reserved=max(now.reserved, before.reserved),
+                allocated=max(now.allocated, before.allocated),
+            )
+            self._steps.append(now)
+            last += 1
+        rises = max(self._rise(last), self._rise(last - 1)) >= SLOW
         wanted = self.wanted or (MOST_STEPS if rises else STEPS)
         # All optimizers: the last one's turn may be the fullest.
         waits = self.wanted is None and fewest < ENOUGH
         return fewest >= wanted or most >= (PAUSES if waits else 2) * wanted
 
-    def _rise(self, steps_ago: int = 0) -> int:
-        """Bytes by which the last step, or an earlier one, raised the peak."""
-        last = len(self._reserved) - 1 - steps_ago
-        grown = self._allocated[last] - self._allocated[last - 1]
-        return grown if grown >= SLOW else self._reserved[last] - self._reserved[last - 1]
+    def _rise(self, step: int) -> int:
+        """Bytes by which a step raised the peak, from the third on, by when what a step takes is
+        there."""
+        if step < STEPS:
+            return 0
+        before, after = self._steps[step - 1 : step + 1]
+        grown = after.allocated - before.allocated
+        return grown if grown >= SLOW else after.reserved - before.reserved
 
-    def growth(self, ended: str) -> str:
-        """Says that a job that ``ended`` so may outgrow the device, where the peak rose in both of
-        the last steps, from the third on, by when what a step takes is there; else empty."""
-        if len(self._reserved) < STEPS + 2 or ended == BY_ITSELF:
+    def what_may_come(self, ended: str) -> str:
+        """Says why a job that ``ended`` so may need more later, where it grew or what it prepared
+        did not come; else empty."""
+        if ended == BY_ITSELF:
             return ""
-        more = self._rise()
-        if min(more, self._rise(1)) < SLOW:
-            return ""
-        return (
-            f"the peak still rose, by {more / 2**20:,.1f} MiB in the last step that was seen: a "
-            "job that grows needs more later, which more --steps show"
-        )
+        last = len(self._steps) - 1
+        more = self._rise(last)
+        if last <= STEPS or min(more, self._rise(last - 1)) < SLOW:
+            more = self._still_kept()
+        if more:
+            return (
+                f"it still grew, by {more / 2**20:,.1f} MiB last: a job that grows needs more "
+                "later, which more --steps show"
+            )
+        if self.wanted is None and self._steps[-1].aside:
+            return (
+                "its steps ran on a stream of their own, as they do before a CUDA graph is "
+                "captured, and what that takes was not seen: --to-the-end waits for it, and with "
+                f"--steps {STEPS} you say that none comes"
+            )
+        return ""
+
+    def _still_kept(self) -> int:
+        """Bytes that the last step that left more allocated than the one before it did, if that was
+        the second at least, and what is allocated after steps never fell and may rise again."""
+        kept = rises = longest = 0
+        rose_at = ENOUGH
+        for step in range(ENOUGH + 1, len(self._steps)):
+            grown = self._steps[step].held - self._steps[step - 1].held
+            if grown <= -SLOW:
+                return 0
+            if grown >= SLOW:
+                longest = max(longest, step - rose_at)
+                rose_at = step
+                kept = grown
+                rises += 1
+        return kept if rises > 1 and len(self._steps) - 1 - rose_at <= longest else 0
 
     def stands_still(self, news: tuple[int, ...], asked: int, trains: bool) -> bool:
         """Tells whether to leave after so many blocks asked for: nothing is new. ``news`` is what

@@ -41,7 +41,7 @@ from memprof.what_if._torch_compat import cuda_may_start_after_fork, on_cuda_sta
 from .engine_memory import Serving
 from .engines import follow_engines, serving
 from .failures import Failure, uncaught
-from .followed import Followed, grouped, name_among_all, peaks
+from .followed import Followed, counted, grouped, name_among_all
 from .leaving import BY_ITSELF, Leaving, steps_seen
 from .vllm import ready
 
@@ -177,7 +177,7 @@ class _Process:
         if self._answered or os.getpid() != self._process:
             return
         note_training(str(self._folder))
-        enough = self._leaving.after_step(fewest, steps, *peaks())
+        enough = self._leaving.after_step(fewest, steps, counted())
         if enough and len(list(self._folder.glob(f"*{_TRAINS}"))) == 1:
             self._answer(steps_seen(steps))
             write_whole(self._folder / END, steps_seen(steps).encode())
@@ -221,7 +221,7 @@ class _Process:
             name=_name(),
             out_of_memory=self._followed.out_of_memory,
             failure=uncaught() if ends else None,
-            undecided=self._followed.why_undecided(ended) or self._leaving.growth(ended),
+            undecided=self._followed.why_undecided(ended) or self._leaving.what_may_come(ended),
             grouped=grouped(),
             serving=serving(),
         )

@@ -188,6 +188,8 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
     elif account is not None and failure is None:
         if "optimizer step" not in s.outcome.ended:
             page.line(f"  as far as it ran: {s.outcome.ended}")
+        elif s.fits:
+            page.line("  evaluation and all else that comes later is not in it: see --to-the-end")
         if account.steps == 0 and s.outcome.ended.startswith(STILL):
             page.line("  a training that begins later is not in it: --steps 3 waits for it")
         if s.least <= s.gpu.memory:

@@ -11,20 +11,26 @@ from memprof.what_if.simulate.leaving import (
     SLOW,
     TRAINING,
     Leaving,
+    Step,
     why_undecided,
 )
+
+MIB = 1 << 20
 
 
 def steps_until_left(peaks: list[int], wanted: int | None = None) -> int:
     """Steps of one optimizer, with these MiB reserved at most by the end of each."""
     leaving = Leaving(wanted)
-    return next(n for n, p in enumerate(peaks, 1) if leaving.after_step(n, n, p << 20, 1 << 20))
+    seen = enumerate(peaks, 1)
+    return next(n for n, peak in seen if leaving.after_step(n, n, Step(reserved=peak * MIB)))
 
 
-def test_three_steps_and_more_while_each_raises_the_peak() -> None:
+def test_three_steps_and_two_after_each_that_raises_the_peak() -> None:
     assert steps_until_left([5, 9, 9, 9, 9]) == 3
-    assert steps_until_left([5, 5, 9, 9, 9]) == 4
-    assert steps_until_left([5, 6, 7, 8, 8, 9]) == 5
+    assert steps_until_left([5, 5, 9, 9, 9, 9]) == 5
+    assert steps_until_left([5, 6, 7, 8, 8, 9, 9, 9]) == 8
+    assert steps_until_left([5, 6, 7, 8, 8, 8, 9]) == 6
+    assert steps_until_left([n // 2 for n in range(20)]) == MOST_STEPS
     assert steps_until_left(list(range(20))) == MOST_STEPS
     # The script sets the counter back, or gives memory back: what was there before is known.
     assert steps_until_left([5, 9, 7, 7]) == 3
@@ -41,13 +47,13 @@ def test_steps_that_were_asked_for_are_kept() -> None:
 
 def test_every_optimizer_has_its_turn() -> None:
     leaving = Leaving(None)
-    fullest = [(1, 1, 5), (1, 1, 6), (1, 2, 8), (2, 2, 8), (2, 3, 8)]
-    assert not any(leaving.after_step(*seen, 1) for seen in fullest)
-    assert leaving.after_step(3, 3, 8, 1)
+    turns = [(1, 1), (1, 1), (1, 2), (2, 2), (2, 3)]
+    assert not any(leaving.after_step(*seen, Step()) for seen in turns)
+    assert leaving.after_step(3, 3, Step())
     # One that pauses is not waited for, and for long where it has not made two.
     for fewest, wanted, left in (2, None, 6), (1, None, 30), (0, None, 30), (0, 3, 6):
         leaving = Leaving(wanted)
-        assert next(n for n in range(1, 40) if leaving.after_step(fewest, n, 5, 1)) == left
+        assert next(n for n in range(1, 40) if leaving.after_step(fewest, n, Step())) == left
 
 
 def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> None:
@@ -58,29 +64,64 @@ def test_a_program_that_does_not_train_ends_once_nothing_was_new_for_long() -> N
         assert leaving.stands_still((0, 5, 3), 100_000 * (1 + FACTOR), False) == left
 
 
+def said_after(steps: list[Step], ended: str = "so many optimizer steps") -> str:
+    """What may come after these steps, which were asked for."""
+    leaving = Leaving(len(steps))
+    for n, step in enumerate(steps, 1):
+        leaving.after_step(n, n, step)
+    return leaving.what_may_come(ended)
+
+
 def test_a_peak_that_rises_with_every_step_is_said() -> None:
-    grows, settles = Leaving(6), Leaving(6)
-    for step in range(1, 7):
-        grows.after_step(step, step, step << 20, 1)
-        settles.after_step(step, step, min(step, 5) << 20, 1)
-    assert grows.growth("6 optimizer steps") == (
-        "the peak still rose, by 1.0 MiB in the last step that was seen: a job that grows needs "
-        "more later, which more --steps show"
+    grows = [Step(reserved=step * MIB) for step in range(1, 7)]
+    assert said_after(grows) == (
+        "it still grew, by 1.0 MiB last: a job that grows needs more later, which more --steps show"
     )
-    assert settles.growth("6 optimizer steps") == grows.growth(BY_ITSELF) == ""
+    assert said_after(grows, BY_ITSELF) == ""
+    assert said_after([*grows, grows[-1]]) == ""
+    assert said_after(grows[:3]) == ""
 
 
 def test_what_is_kept_in_memory_that_is_reserved_already_raises_the_peak() -> None:
-    """Of a growth, bytes that are kept of each step, the last step is named and not the segment
-    that the allocator had to get for it."""
-    for kept, left in (SLOW - 512, 3), (SLOW, MOST_STEPS), (4 << 20, MOST_STEPS):
+    """Of a growth the bytes are named that are kept of each step, not the segment that the
+    allocator had to get for them."""
+    for kept, left in (SLOW - 512, 3), (SLOW, MOST_STEPS), (4 * MIB, MOST_STEPS):
         leaving = Leaving(None)
-        reserved = [(100 + 20 * (step * kept >> 20) // 20) << 20 for step in range(20)]
-        steps = (n for n in range(1, 20) if leaving.after_step(n, n, reserved[n], n * kept))
-        assert next(steps) == left
-        said = leaving.growth(f"{left} optimizer steps")
-        words = f"by {kept / 2**20:.1f} MiB in the last step"
-        assert words in said if left == MOST_STEPS else not said
+        for n in range(1, left + 1):
+            now = Step(reserved=(100 + 20 * (n * kept // (20 * MIB))) * MIB, allocated=n * kept)
+            assert leaving.after_step(n, n, now) == (n == left)
+        said = leaving.what_may_come(f"{left} optimizer steps")
+        assert said.startswith(f"it still grew, by {kept / MIB:.1f} MiB" if left > 3 else "")
+        assert bool(said) == (left > 3)
+
+
+@pytest.mark.parametrize(
+    ("held", "last"),
+    [
+        ([5, 9, 9, 13, 13, 17, 17], 4),  # in every other step
+        ([5, 9, 9, 9, 12, 12, 12, 14, 14, 14], 2),  # in every third
+        ([5, 9, 9, 9, 12, 12, 12, 14, 14, 14, 14, 14], None),  # one step too many for that
+        ([5, 9, 9, 9, 12, 12, 12], None),  # once is no growth
+        ([5, 9, 10, 11, 11, 11, 11], None),  # it has settled
+        ([5, 9, 10, 8, 10, 11], None),  # lengths that vary
+    ],
+)
+def test_what_is_kept_of_some_steps_grows(held: list[int], last: int | None) -> None:
+    said = said_after([Step(reserved=99 * MIB, held=n * MIB) for n in held])
+    assert said.startswith(f"it still grew, by {last}.0 MiB" if last else "")
+    assert bool(said) == bool(last)
+
+
+def test_steps_on_a_stream_of_their_own_prepare_a_capture() -> None:
+    for wanted, ended, undecided in (
+        (None, "3 optimizer steps", True),
+        (3, "3 optimizer steps", False),
+        (None, BY_ITSELF, False),
+    ):
+        leaving = Leaving(wanted)
+        for n in range(1, 4):
+            leaving.after_step(n, n, Step(aside=True))
+        assert ("a CUDA graph is captured" in leaving.what_may_come(ended)) == undecided
 
 
 def test_a_new_peak_or_a_step_begins_anew() -> None:

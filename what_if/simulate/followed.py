@@ -114,6 +114,8 @@ class Followed:
         """As the function of that name, of what this process did until it ``ended`` so."""
         allocator = self.allocator
         has_optimizer = allocator.objects.has_optimizer
+        if self.out_of_memory is not None and has_optimizer and not allocator.steps:
+            return f"{ended}: it went on after running out of memory, and no optimizer made a step"
         return why_undecided(
             ended, allocator.fewest_steps, allocator.steps, allocator.backwards, has_optimizer
         )

@@ -12,6 +12,8 @@ earliest. What was seen decides:
    allocated, or reserved: what is kept of each step may lie for long in memory that is reserved
    already. Less than ``SLOW`` bytes are no rise: losses that are kept for a curve. After a step
    that raised the peak two quiet ones are waited for: a program may keep something in every other.
+   It is not left either after a step that has more allocated than any before it, which may be below
+   the peak of an earlier, larger batch.
 2. *it trains*: there is an optimizer, or a backward ran. Then it is left before these steps only
    where it has asked for ``TRAINING`` blocks since its last step or new peak (an optimizer whose
    steps nobody can count, a server that made one).
@@ -99,7 +101,8 @@ class Leaving:
             )
             self._steps.append(now)
             last += 1
-        rises = max(self._rise(last), self._rise(last - 1)) >= SLOW
+        lately = (last - 1, last)
+        rises = max(max(self._rise(step), self._kept(step)) for step in lately) >= SLOW
         wanted = self.wanted or (MOST_STEPS if rises else STEPS)
         # All optimizers: the last one's turn may be the fullest.
         waits = self.wanted is None and fewest < ENOUGH
@@ -113,6 +116,12 @@ class Leaving:
         before, after = self._steps[step - 1 : step + 1]
         grown = after.allocated - before.allocated
         return grown if grown >= SLOW else after.reserved - before.reserved
+
+    def _kept(self, step: int) -> int:
+        """Bytes that are allocated after a step, from the second on, and were not after any before
+        it."""
+        held = [seen.held for seen in self._steps[1 : step + 1]]
+        return held[-1] - max(held[:-1]) if len(held) > 1 else 0
 
     def what_may_come(self, ended: str) -> str:
         """Says why a job that ``ended`` so may need more later, where it grew or what it prepared
@@ -137,11 +146,11 @@ class Leaving:
         return ""
 
     def _still_kept(self) -> int:
-        """Bytes that the last step that left more allocated than the one before it did, if that was
-        the second at least, and what is allocated after steps never fell and may rise again."""
+        """Bytes by which what is allocated after a step rose last, if it has risen twice at least,
+        never fell, and has not stood still for longer than it did before a rise."""
         kept = rises = longest = 0
-        rose_at = ENOUGH
-        for step in range(ENOUGH + 1, len(self._steps)):
+        rose_at = 1
+        for step in range(2, len(self._steps)):
             grown = self._steps[step].held - self._steps[step - 1].held
             if grown <= -SLOW:
                 return 0

@@ -276,6 +276,7 @@ def _add_processes(outcome: Outcome, folder: str, devices: int) -> None:
                 outcome.used[int(account.device.removeprefix("cuda:"))] += nccl
     if not outcome.processes:
         return
+    outcome.own = outcome.accounts
     fullest: dict[str, DeviceAccount] = {}
     for account in [*outcome.accounts, *(a for p in outcome.processes for a in p.accounts)]:
         other = fullest.setdefault(account.device, account)

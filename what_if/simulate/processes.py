@@ -17,7 +17,8 @@ Note [Steps of a process]
 Where one process alone makes optimizer steps, and it is not the script's own, the run is left after
 its steps as after the script's (Note [When a run is left]): it answers, and asks the script's to
 end by the file ``END``. Each that makes one leaves ``PID.trains``. Where several do, they are ranks
-of one job, or trials of which the next may take more: the run goes on until the script ends.
+of one job, or trials of which the next may take more: the run goes on until the script ends. So it
+does where one ran out of memory and left ``PID.full``: what the script makes of that decides.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ REQUEST = "request.json"
 """Name of the file with the run's ``Request``."""
 
 _TRAINS = ".trains"
+_FULL = ".full"
 _SERVES = ".serves"
 _OF_ENGINES = "EngineCore"
 """Beginning of the name that vLLM gives the process of its engine."""
@@ -172,13 +174,16 @@ class _Process:
             process=self._process, name=_name(), out_of_memory=out_of_memory, lost=True
         )
         write_whole(_started_path(self._folder, self._process), msgspec.json.encode(lost))
+        if out_of_memory is not None:
+            (self._folder / f"{self._process}{_FULL}").touch()
 
     def _after_step(self, fewest: int, steps: int) -> None:
         if self._answered or os.getpid() != self._process:
             return
         note_training(str(self._folder))
         enough = self._leaving.after_step(fewest, steps, counted())
-        if enough and len(list(self._folder.glob(f"*{_TRAINS}"))) == 1:
+        alone = len(list(self._folder.glob(f"*{_TRAINS}"))) == 1
+        if enough and alone and not list(self._folder.glob(f"*{_FULL}")):
             self._answer(steps_seen(steps))
             write_whole(self._folder / END, steps_seen(steps).encode())
 

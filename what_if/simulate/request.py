@@ -59,7 +59,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     """Outcome of a script's run.
 
     Attributes:
-        accounts: one a device that was used, the one with most reserved first.
+        accounts: one a device that was used, the one with most reserved first; of several processes
+            that of the one with most.
+        own: those of the script's own process, where it has started others.
         out_of_memory: the account of the last moment at which an allocation failed, caught or not.
         profile: of memprof's backend, if the script used it; else one with versions and machine.
         undecided: why the run does not tell whether the script fits, in a sentence; empty if it
@@ -103,6 +105,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     serving: Serving | None = None
     time: StepTime | None = None
     used: list[int] = []
+    own: list[DeviceAccount] = []
 
     @property
     def engines(self) -> list[Serving]:

@@ -181,7 +181,8 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
         if limit is not None and s.needed > limit:
             above = f", more than {page.bytes(limit)} of --fail-above"
         caught = sum(f.count for a in s.outcome.accounts for f in a.failed)
-        only = f" only as it went on after running out of memory {caught:,} times" if caught else ""
+        times = f"{caught:,} time{'s' * (caught > 1)}"
+        only = f" only as it went on after running out of memory {times}" if caught else ""
         page.line(f"Fits {gpu}{only}: {needs}{above}, {spare} to spare, {seen}", "bold")
     if s.outcome.undecided:
         page.indented(s.outcome.undecided, 2)
@@ -192,7 +193,7 @@ def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
             page.line("  evaluation and all else that comes later is not in it: see --to-the-end")
         if account.steps == 0 and s.outcome.ended.startswith(STILL):
             page.line("  a training that begins later is not in it: --steps 3 waits for it")
-        if s.least <= s.gpu.memory:
+        if s.fits and page.bytes(s.least) != page.bytes(s.needed):
             page.line(
                 f"  it may also run on less, down to {page.bytes(s.least)}: the allocator gives "
                 "back what is free; try --memory"
@@ -283,7 +284,7 @@ def _processes(page: Page, s: Simulation) -> None:
     """Rows of the script's own process and of each that it started, and what all used at once."""
     page.section("By process")
     table = page.table("process", "device", ">reserved", ">allocated")
-    rows = [("the script's own", s.outcome.accounts, False)]
+    rows = [("the script's own", s.outcome.own, False)]
     rows += [(f"{p.process} {p.name}".strip(), p.accounts, p.lost) for p in s.outcome.processes]
     for what, accounts, lost in rows:
         if lost:

@@ -1,14 +1,24 @@
-"""Outputs of commands as programs read them: by their schemas."""
+"""Commands of memprof in this process, and what they print for programs, by their schemas."""
 
 from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
 from jsonschema import Draft202012Validator
 
+from memprof.cli import main
 from memprof.commands.outputs import schema_of
+
+
+def invoke(*words: str | Path, status: int = 0, **environment: str) -> Result:
+    """Run ``memprof`` with these words on 100 columns; it must end with this status."""
+    done = CliRunner().invoke(main, [*map(str, words)], env={"COLUMNS": "100", **environment})
+    assert done.exit_code == status, done.output
+    return done
 
 
 @functools.cache

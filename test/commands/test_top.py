@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from outputs import invoke
 from profile_builder import MIB, calls, training
 from profiler.live.test_growth_rule import GROWTH, tracked
 
-from memprof.cli import main
 from memprof.profiler import running_job
 from memprof.profiler.file.encoding import ProfileEncoder, encode_profile
 from memprof.profiler.model import CallColumns, DeviceTotals, Process, Profile
@@ -46,15 +45,6 @@ def path(tmp_path: Path) -> Iterator[str]:
     os.write(fd, encode_profile(running()))
     yield path
     os.close(fd)
-
-
-def top(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "100"}).invoke(main, ["top", *arguments])
-
-
-def shown(result: Result) -> list[str]:
-    """Names of the files in a frame."""
-    return re.findall(r"^(\S+\.memprof)", result.output, re.MULTILINE)
 
 
 class TestFollowing:
@@ -165,8 +155,8 @@ class TestPresent:
 
 class TestCommand:
     def test_one_frame(self, path: str) -> None:
-        result = top(path, "--once")
-        assert (result.exit_code, result.stderr) == (0, "")
+        result = invoke("top", path, "--once")
+        assert result.stderr == ""
         head, _, *rows = result.output.splitlines()
         assert head.split()[:5] == ["file", "state", "age", "steps/s", "device"]
         # It is some years old.
@@ -184,7 +174,7 @@ class TestCommand:
             files.append(writing.claim(str(tmp_path / f"run.{rank}.memprof")))
             assert files[-1] is not None
             os.write(files[-1], encode_profile(profile))
-        output = top(str(tmp_path), "--once").output
+        output = invoke("top", tmp_path, "--once").output
         for fd in files:
             os.close(fd)
         assert re.findall(r"^(\S+\.memprof) +(\S+)", output, re.MULTILINE) == [
@@ -198,27 +188,22 @@ class TestCommand:
     def test_it_ends_with_the_job(self, tmp_path: Path) -> None:
         file = tmp_path / "run.memprof"
         file.write_bytes(encode_profile(replace(running(), complete=True)))
-        result = top(str(file))
-        assert result.exit_code == 0
-        assert "ended" in result.output
+        assert "ended" in invoke("top", file).output
         file.write_bytes(encode_profile(running()))
-        result = top(str(file))
-        assert result.exit_code == 1
-        assert " died " in result.output
+        assert " died " in invoke("top", file, status=1).output
 
     def test_a_folder_means_what_is_written_in_it(self, path: str, tmp_path: Path) -> None:
         (tmp_path / "old.memprof").write_bytes(encode_profile(training()))
-        assert shown(top(str(tmp_path), "--once")) == ["run.memprof"]
-        assert top(str(tmp_path / "none"), "--once").exit_code == 2
+        frame = invoke("top", tmp_path, "--once").output
+        assert re.findall(r"^(\S+\.memprof)", frame, re.MULTILINE) == ["run.memprof"]
+        invoke("top", tmp_path / "none", "--once", status=2)
         (tmp_path / "empty").mkdir()
-        result = top(str(tmp_path / "empty"))
-        assert result.exit_code == 2
+        result = invoke("top", tmp_path / "empty", status=2)
         assert "no .memprof file is in this folder" in result.stderr
 
     def test_what_is_no_profile(self, tmp_path: Path) -> None:
         (tmp_path / "x.memprof").write_bytes(b"nothing of ours at all, and long enough for a head")
-        result = top(str(tmp_path / "x.memprof"), "--once")
-        assert result.exit_code == 2
+        result = invoke("top", tmp_path / "x.memprof", "--once", status=2)
         assert "not a memprof profile" in result.stderr
 
     def test_ctrl_c(self, path: str) -> None:

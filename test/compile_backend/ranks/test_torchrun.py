@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from outputs import invoke
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import read_profile, read_profiles
 from memprof.profiler.model import Profile
 from memprof.profiler.views.compare.ranks import compare_ranks
@@ -74,8 +73,7 @@ def test_one_file_a_rank(job: Job, tmp_path: Path) -> None:
     assert len({p.process.pid for p in profiles if p.process}) == RANKS
     # AND they merge and compare
     out = str(tmp_path / "all.memprof")
-    done = CliRunner().invoke(main, ["export", *map(str, job.paths), "-f", "memprof", "-o", out])
-    assert done.exit_code == 0
+    invoke("export", *job.paths, "-f", "memprof", "-o", out)
     found = compare_ranks(read_profiles(out))
     assert found.warnings == []
     assert [row.rank for row in found.rows] == list(range(RANKS))
@@ -84,9 +82,7 @@ def test_one_file_a_rank(job: Job, tmp_path: Path) -> None:
     activations = next(i for i in found.imbalance if i.name == "activation")
     assert peak.highest_rank == activations.highest_rank == 1
     assert activations.highest == 1.5 * activations.lowest
-    report = CliRunner().invoke(main, ["report", out])
-    assert report.exit_code == 0
-    assert f"{RANKS} of {RANKS} ranks" in report.output
+    assert f"{RANKS} of {RANKS} ranks" in invoke("report", out).output
 
 
 @pytest.mark.parametrize("job", ["fsdp2"], indirect=True)

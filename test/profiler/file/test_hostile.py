@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from framing import decode_profile, records_of
 from fuzz.hostile import CONTROLS, CORPUS, ESCAPES, with_every_text
 from fuzz.views import CONTRADICTS, check_json, check_text, read_and_show
+from outputs import invoke
 from profile_builder import MIB, training
 
 from memprof.cli import main
@@ -130,7 +131,7 @@ def test_names_forge_no_rows(tmp_path: Path) -> None:
     (tmp_path / "plain.memprof").write_bytes(plain)
     for section in ((), ("--section", "ledger")):
         lines = [
-            CliRunner().invoke(main, ["report", str(tmp_path / f), *section]).stdout.splitlines()
+            invoke("report", tmp_path / f, *section).stdout.splitlines()
             for f in ("p.memprof", "plain.memprof")
         ]
         assert not [line for line in lines[0] if line.startswith("99.9 GiB")]
@@ -145,8 +146,7 @@ def test_merged_ranks_of_hostile_names(tmp_path: Path, hostile: str) -> None:
         profile.process = type(profile.process)(rank, 0, 2, ESCAPES, 7)
     write_profiles(ranks, tmp_path / "all.memprof")
     for more in ([], ["--json"]):
-        result = CliRunner().invoke(main, ["report", str(tmp_path / "all.memprof"), *more])
-        assert result.exit_code == 0
+        result = invoke("report", tmp_path / "all.memprof", *more)
         check_text(result.stdout.replace("\n", " ") if more else result.stdout)
     # Errors of the library are as fit to be printed.
     with pytest.raises(ProfileError) as e:
@@ -233,7 +233,7 @@ def test_what_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
         out = tmp_path / args[0]
         out.write_bytes(b"")
         out.chmod(0o600)
-        assert CliRunner().invoke(main, [*args, str(out)]).exit_code == 0
+        invoke(*args, out)
         assert mode(out) == 0o600
 
 

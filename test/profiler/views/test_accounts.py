@@ -7,11 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from fuzz.documents import everything
+from outputs import invoke
 from rendering import render_accounts
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import read_profile, write_profile
 from memprof.profiler.model import DeviceAccount, Profile
 from memprof.profiler.support.errors import ProfileInvalidError
@@ -49,10 +48,10 @@ def test_the_text_adds_up(account: DeviceAccount) -> None:
 def test_the_command_prints_it(tmp_path: Path, account: DeviceAccount) -> None:
     path = str(tmp_path / "run.memprof")
     write_profile(Profile(accounts=[account]), path)
-    text = CliRunner().invoke(main, ["report", path]).output
+    text = invoke("report", path).output
     assert "total reserved" in text
     assert "No call of a compiled graph" not in text
-    found = json.loads(CliRunner().invoke(main, ["report", "--json", path]).output)
+    found = json.loads(invoke("report", "--json", path).output)
     assert found["accounts"][0]["reserved"] == account.reserved
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from outputs import invoke
 from profile_builder import training
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import DeviceAccount, Profile, SourceFrame
 from memprof.profiler.model.device import Category, Held, PoolShare
@@ -56,8 +55,7 @@ def test_its_table_adds_up_to_what_was_reserved() -> None:
 def test_what_shows_time_refuses_an_instant(words: list[str], tmp_path: Path) -> None:
     file, out = tmp_path / "run.memprof", tmp_path / "out.html"
     write_profile(Profile(accounts=[account()]), file)
-    result = CliRunner().invoke(main, [*words, str(file), "-o", str(out)])
-    assert result.exit_code == 2
+    result = invoke(*words, file, "-o", out, status=2)
     assert "this profile has the account of one instant" in result.stderr
     assert not out.exists()
 

@@ -10,10 +10,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from outputs import invoke
 from profile_builder import MIB, ProgramBuilder, calls as logged, training
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import (
     Category,
@@ -167,10 +166,9 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
         write_profile(profile, tmp_path / f"{rank}.memprof")
     merged = str(tmp_path / "merged.memprof")
     files = [str(tmp_path / f"{rank}.memprof") for rank in (0, 1)]
-    result = CliRunner().invoke(main, ["export", *files, "-f", "memprof", "-o", merged])
-    assert result.exit_code == 0, result.output
+    invoke("export", *files, "-f", "memprof", "-o", merged)
     # WHEN it is exported as one trace
-    assert invoke(merged, "-f", "perfetto", "-o", str(tmp_path / "t.json")).exit_code == 0
+    invoke("export", merged, "-f", "perfetto", "-o", tmp_path / "t.json")
     trace = json.loads((tmp_path / "t.json").read_bytes())
     # THEN each is a process, and the second runs a second later
     names = {
@@ -184,11 +182,9 @@ def test_ranks_of_a_merged_file_stand_beside_each_other(tmp_path: Path) -> None:
     assert starts == {1: 0, 2: SECOND / 1000}
     assert trace["baseTimeNanoseconds"] == ranks[0].perf_origin_ns
     # AND the other formats are of one rank, which has to be named
-    refused = invoke(merged, "-f", "memory-viz", "-o", str(tmp_path / "x"))
-    assert refused.exit_code == 2
-    assert "rank" in refused.output
-    part = invoke(merged, "-f", "memory-viz", "-o", str(tmp_path / "x"), "--rank", "1")
-    assert part.exit_code == 0
+    viz = ("export", merged, "-f", "memory-viz", "-o", tmp_path / "x")
+    assert "rank" in invoke(*viz, status=2).output
+    invoke(*viz, "--rank", "1")
     with pytest.raises(ValueError, match="memory-viz takes one profile, not 2"):
         export_profile(ranks, "memory-viz", tmp_path / "y")
 
@@ -241,10 +237,6 @@ def test_names_that_are_not_utf8_are_escaped(format: str, tmp_path: Path) -> Non
 # The command
 
 
-def invoke(*args: str) -> Result:
-    return CliRunner().invoke(main, ["export", *args], env={"COLUMNS": "100"})
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     write_profile(everything(), tmp_path / "p.memprof")
@@ -253,11 +245,10 @@ def path(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str) -> None:
-    result = invoke(path, "--format", format, "-o", str(tmp_path / "out"))
-    assert result.exit_code == 0, result.output
+    result = invoke("export", path, "--format", format, "-o", tmp_path / "out")
     assert result.output == f"{tmp_path / 'out'}: {FORMATS[format]}\n"
     # AND again over what is there, compressed this time
-    assert invoke(path, "-f", format, "-o", str(tmp_path / "out.gz")).exit_code == 0
+    invoke("export", path, "-f", format, "-o", tmp_path / "out.gz")
     assert gzip.decompress((tmp_path / "out.gz").read_bytes()) == (tmp_path / "out").read_bytes()
     assert not list(tmp_path.glob(".*"))
 
@@ -270,8 +261,7 @@ def test_the_command_writes_every_format(path: str, tmp_path: Path, format: str)
     ],
 )
 def test_bad_requests_are_refused(path: str, tmp_path: Path, args: list[str], says: str) -> None:
-    result = invoke(path, "-o", str(tmp_path / "out"), *args)
-    assert result.exit_code == 2
+    result = invoke("export", path, "-o", tmp_path / "out", *args, status=2)
     assert says in " ".join(result.output.split())
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*"))
@@ -280,7 +270,6 @@ def test_bad_requests_are_refused(path: str, tmp_path: Path, args: list[str], sa
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_place_that_cannot_be_written(path: str, tmp_path: Path, format: str) -> None:
     (tmp_path / "file").write_text("here")
-    result = invoke(path, "-f", format, "-o", str(tmp_path / "file" / "out"))
-    assert result.exit_code == 2
+    result = invoke("export", path, "-f", format, "-o", tmp_path / "file" / "out", status=2)
     assert "Nothing was changed there" in result.output
     assert (tmp_path / "file").read_text() == "here"

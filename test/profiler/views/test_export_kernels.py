@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from outputs import invoke
 from profile_builder import calls as logged, node
 
 import memprof
-from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import BufferProvenance, GraphKind, GraphRecord, Profile, Statement
 from memprof.profiler.support.errors import ProfileInvalidError
@@ -75,11 +74,8 @@ def test_kernels_stand_beside_the_bytes_that_they_make(tmp_path: Path) -> None:
     (tmp_path / "trace.json.gz").write_bytes(gzip.compress(json.dumps(found).encode()))
     write_profile(two_layers(), tmp_path / "run.memprof")
     # WHEN both are exported
-    given = [str(tmp_path / "run.memprof"), "--kernels", str(tmp_path / "trace.json.gz")]
-    done = CliRunner().invoke(
-        main, ["export", *given, "-f", "perfetto", "-o", str(tmp_path / "out.json")]
-    )
-    assert done.exit_code == 0, done.output
+    given = (tmp_path / "run.memprof", "--kernels", tmp_path / "trace.json.gz")
+    done = invoke("export", *given, "-f", "perfetto", "-o", tmp_path / "out.json")
     assert done.output.endswith("6 of 11 kernels have their line of compiled code\n")
     written = json.loads((tmp_path / "out.json").read_text())
     slices = [e for e in written["traceEvents"] if e.get("cat") == "kernel"]

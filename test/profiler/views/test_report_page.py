@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from big_profile import big_profile, count_allocations
 from browser.fixtures import COUNT_DRAWING, FRAME, isolated, open_file, watch
-from click.testing import CliRunner
 from hypothesis import given, settings
+from outputs import invoke
 from profile_builder import KIB, MIB, training
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.live.attribution import Attribution, View
 from memprof.profiler.live.devices import timelines
@@ -693,8 +692,7 @@ def test_the_same_profile_gives_the_same_page() -> None:
 def test_the_command_writes_the_page(page: Page, tmp_path: Path) -> None:
     write_profile(training(), tmp_path / "run.memprof")
     out = tmp_path / "out.html"
-    result = CliRunner().invoke(main, ["report", str(tmp_path / "run.memprof"), "-o", str(out)])
-    assert result.exit_code == 0, result.output
+    result = invoke("report", tmp_path / "run.memprof", "-o", out)
     assert result.output.startswith(f"{out}: 0.")
     show(page, out)
     assert page.title() == "Memory of run.memprof"

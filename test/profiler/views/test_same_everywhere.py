@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
 from fuzz.documents import everything
+from outputs import invoke
 from profile_builder import MIB
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import write_profile
 from memprof.profiler.model import Profile
 from memprof.profiler.verbs import report_text
@@ -68,9 +67,7 @@ def test_every_table_of_a_text_is_on_the_page() -> None:
 def test_json_has_every_section(tmp_path: Path) -> None:
     path = tmp_path / "p.memprof"
     write_profile(full(), path)
-    result = CliRunner().invoke(main, ["report", "--json", str(path)])
-    assert result.exit_code == 0
-    found = json.loads(result.output)
+    found = json.loads(invoke("report", "--json", path).output)
     said = {t[0] for s in found["sections"] for t in tables(s)}
     assert {name for name, _ in in_text(full())} <= said
     assert any(name.startswith("Live at the peak, by source line") for name in said)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from outputs import invoke
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import read_profile
 from memprof.profiler.live.growth import growth
 from memprof.profiler.model import Growth, GrowthSource
@@ -310,13 +309,13 @@ def test_planted_leaks_are_the_first_finding(tmp_path: Path) -> None:
 
     path = str(tmp_path / "KeptViews.memprof")
     # Terminal, JSON and page say the same, and the command says nothing else.
-    report = CliRunner().invoke(main, ["report", "--full", path]).output
-    leaks = CliRunner().invoke(main, ["report", path, "--section", "leaks"]).output
+    report = invoke("report", "--full", path).output
+    leaks = invoke("report", path, "--section", "leaks").output
     assert report.startswith("Memory grows: ")
     assert report.startswith(leaks)
     assert "# the whole of it" in leaks
     assert "debug[...], global of program.py" in " ".join(leaks.split())
-    assert CliRunner().invoke(main, ["report", path, "--fail-on-leaks"]).exit_code == 1
+    invoke("report", path, "--fail-on-leaks", status=1)
 
 
 _CIRCLES = """
@@ -558,15 +557,6 @@ def test_nothing_is_found_in_healthy_programs(tmp_path: Path) -> None:
     assert len(names) == 16
     for name in names:
         assert not _found(tmp_path, name), name
-        done = CliRunner().invoke(
-            main,
-            [
-                "report",
-                str(tmp_path / f"{name}.memprof"),
-                "--section",
-                "leaks",
-                "--fail-on-leaks",
-            ],
-        )
-        assert done.exit_code == 0, name
+        file = tmp_path / f"{name}.memprof"
+        done = invoke("report", file, "--section", "leaks", "--fail-on-leaks")
         assert done.output.startswith("Nothing grows, by every block of cuda:0 over "), name

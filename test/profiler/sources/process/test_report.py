@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from click.testing import CliRunner
 from expecttest import TestCase
+from outputs import invoke
 from rendering import render_tracker_record
 
-from memprof.cli import main
 from memprof.profiler.file.profile_file import encode_profile
 from memprof.profiler.model import (
     Category,
@@ -196,16 +195,13 @@ Operations
 def test_the_command_prints_it(tmp_path: Path) -> None:
     path = tmp_path / "memory_profile_1.memprof"
     path.write_bytes(encode_profile(Profile(tracker=full())))
-    result = CliRunner().invoke(main, ["report", "--full", str(path)], env={"COLUMNS": "100"})
-    assert result.exit_code == 0
-    assert render_tracker_record(full()) in result.output
+    assert render_tracker_record(full()) in invoke("report", "--full", path).output
     whole = tmp_path / "whole.json"
-    CliRunner().invoke(main, ["export", str(path), "-f", "json", "-o", str(whole)])
+    invoke("export", path, "-f", "json", "-o", whole)
     tracker = json.loads(whole.read_text())["tracker"]
     assert [c["name"] for c in tracker["pytorch_operations"]["sequence"]][-1] == "aten::add"
     assert [t["nbytes"] for t in tracker["operation_summary"][0]["left"]] == [2 * MIB, 2 * MIB, 56]
-    result = CliRunner().invoke(main, ["report", str(path), "--json"])
-    titles = [s["title"] for s in json.loads(result.output)["sections"]]
+    titles = [s["title"] for s in json.loads(invoke("report", path, "--json").output)["sections"]]
     assert {"Memory over time", "Operations"} <= set(titles)
 
 

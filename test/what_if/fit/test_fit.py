@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from outputs import checked
+from click.testing import Result
+from outputs import checked, invoke
 
-from memprof.cli import main
 from memprof.profiler.model import (
     AllocationFailure,
     SourceFrame,
@@ -102,18 +101,15 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
-def fit(*options: str) -> Result:
-    return CliRunner().invoke(main, ["fit", *options])
-
-
 def rows(result: Result) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = checked("fit", result.stdout)["rows"]
     return found
 
 
 def test_the_largest_batch_on_two_gpus(device: Device, script: str) -> None:
-    done = fit("--gpu", "h100-80gb,a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}")
-    assert done.exit_code == 0, done.output
+    done = invoke(
+        "fit", "--gpu", "h100-80gb,a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}"
+    )
     large, small = rows(done)
     for row in (large, small):
         room = (row["gpu"]["memory"] - device.base) // device.each
@@ -126,12 +122,12 @@ def test_the_largest_batch_on_two_gpus(device: Device, script: str) -> None:
 
 
 def test_lists_are_rows_and_stand_anywhere(device: Device, script: str) -> None:
-    done = fit(
+    done = invoke(
+        "fit",
         *("--vary", "B=1..64:1", "--vary", "E=True,False", "--vary", "N=8,16"),
         *("--env", "PYTORCH_ALLOC_CONF=expandable_segments:{E}", "--world-size", "{N}"),
         *("--json", "--", "python", script, "{B}"),
     )
-    assert done.exit_code == 0, done.output
     assert [row["values"] for row in rows(done)] == [
         {"E": e, "N": n} for e in ("True", "False") for n in ("8", "16")
     ]
@@ -144,8 +140,7 @@ def test_lists_are_rows_and_stand_anywhere(device: Device, script: str) -> None:
 
 
 def test_without_a_range_it_is_which_gpu(device: Device, script: str) -> None:
-    done = fit("--gpu", "t4,a100-40gb,h200", "--", script, "20")
-    assert done.exit_code == 1
+    done = invoke("fit", "--gpu", "t4,a100-40gb,h200", "--", script, "20", status=1)
     assert "2 of 3 fit" in done.stdout
     assert "smallest GPU: NVIDIA A100-SXM4-40GB" in done.stdout
 
@@ -153,8 +148,7 @@ def test_without_a_range_it_is_which_gpu(device: Device, script: str) -> None:
 def test_tokens_that_grow_with_the_value(device: Device, script: str) -> None:
     device.tokens = lambda value: int(value) * 1000
     options = ("--gpu", "t4,a100-40gb", "--vary", "B=1..64", "--at-least-tokens", "20000")
-    done = fit(*options, "--json", "--", script, "{B}")
-    assert done.exit_code == 1, done.output
+    done = invoke("fit", *options, "--json", "--", script, "{B}", status=1)
     small, large = rows(done)
     room = (large["gpu"]["memory"] - device.base) // device.each
     assert large["best"]["values"] == {"B": str(room)}
@@ -163,7 +157,7 @@ def test_tokens_that_grow_with_the_value(device: Device, script: str) -> None:
     assert small["best"] is None
     assert small["failed"]["tokens"] < 20000
     assert small["failed"]["fits"]
-    text = fit(*options, "--", script, "{B}").stdout
+    text = invoke("fit", *options, "--", script, "{B}", status=1).stdout
     assert f"holds {small['failed']['tokens']:,} tokens" in text
     assert f"{room * 1000:,}" in text
 
@@ -171,16 +165,16 @@ def test_tokens_that_grow_with_the_value(device: Device, script: str) -> None:
 def test_tokens_that_fall_with_the_value(device: Device, script: str) -> None:
     device.tokens = lambda value: 40000 - int(value) * 1000
     options = ("--gpu", "a100-40gb", "--vary", "B=1..64", "--at-least-tokens", "20000")
-    done = fit(*options, "--json", "--", script, "{B}")
-    assert done.exit_code == 0, done.output
+    done = invoke("fit", *options, "--json", "--", script, "{B}")
     (row,) = rows(done)
     assert row["best"]["values"] == {"B": "20"}
     assert row["failed"]["values"] == {"B": "21"}
 
 
 def test_tokens_of_a_script_that_serves_nothing(device: Device, script: str) -> None:
-    done = fit("--vary", "B=1..64", "--at-least-tokens", "20000", "--", script, "{B}")
-    assert done.exit_code == 3
+    done = invoke(
+        "fit", "--vary", "B=1..64", "--at-least-tokens", "20000", "--", script, "{B}", status=3
+    )
     assert "no serving engine" in done.output
 
 
@@ -188,14 +182,14 @@ def test_devices_are_varied_for_ranks_that_a_program_starts_itself(
     device: Device, script: str
 ) -> None:
     options = ("--vary", "N=1,2,4", "--devices", "{N}", "--json")
-    assert fit(*options, "--", script, "1", "--tp", "{N}").exit_code == 0
+    invoke("fit", *options, "--", script, "1", "--tp", "{N}")
     assert [settings.devices for _, _, settings in device.runs] == [1, 2, 4]
 
 
 def test_what_a_million_costs(device: Device, script: str) -> None:
     device.step_ns = 500_000_000
     options = ("--gpu", "h100-80gb", "--vary", "B=1..64", "--price", "h100-80gb=3.6")
-    done = fit(*options, "--", script, "{B}")
+    done = invoke("fit", *options, "--", script, "{B}")
     # THEN 64 in half a second, for a tenth of a cent a second
     assert "$ per million B" in done.stdout
     assert f"{0.001 / 128 * 1e6:.2f}" in done.stdout
@@ -203,37 +197,33 @@ def test_what_a_million_costs(device: Device, script: str) -> None:
 
 def test_an_executor_runs_the_tries(device: Device, script: str) -> None:
     options = ("--gpu", "h100-80gb,a100-40gb", "--vary", "B=1..256", "--json")
-    alone = rows(fit(*options, "--", script, "{B}"))
+    alone = rows(invoke("fit", *options, "--", script, "{B}"))
     executor = "--executor=concurrent.futures:ThreadPoolExecutor"
-    found = rows(fit(*options, executor, "--", script, "{B}"))
+    found = rows(invoke("fit", *options, executor, "--", script, "{B}"))
     assert [row["best"]["values"] for row in found] == [row["best"]["values"] for row in alone]
     # WHEN a worker is lost
     device.interrupt_at = len(device.runs) + 1
     device.lost = RuntimeError("a worker is gone")
-    done = fit(*options, executor, "--", script, "{B}")
-    assert done.exit_code == 3
+    done = invoke("fit", *options, executor, "--", script, "{B}", status=3)
     assert "the executor failed: RuntimeError('a worker is gone')" in done.stderr
 
 
 def test_an_interrupted_search_says_so(device: Device, script: str) -> None:
     device.interrupt_at = 3
-    done = fit("--vary", "B=1..256", "--json", "--", script, "{B}")
-    assert done.exit_code == 130
+    done = invoke("fit", "--vary", "B=1..256", "--json", "--", script, "{B}", status=130)
     assert "memprof fit: interrupted" in done.stderr
 
 
 def test_a_script_that_fails_is_no_answer(device: Device, script: str) -> None:
     device.failure = ScriptFailure(kind="ValueError", message="no data\nmore", trace="Trace:\n x")
-    done = fit("--vary", "B=1..9", "--", script, "{B}")
-    assert done.exit_code == 3
+    done = invoke("fit", "--vary", "B=1..9", "--", script, "{B}", status=3)
     assert done.stderr.splitlines()[-1] == "memprof fit: the script failed: ValueError: no data"
     assert "Trace:" in done.stderr
 
 
 def test_what_is_undecided_is_no_answer(device: Device, script: str) -> None:
     device.undecided = "the script ended: one optimizer step was seen"
-    done = fit("--vary", "B=1..9", "--", script, "{B}")
-    assert done.exit_code == 4
+    done = invoke("fit", "--vary", "B=1..9", "--", script, "{B}", status=4)
     assert done.stderr.splitlines() == [
         "memprof fit: undecided: B=1, the script ended: one optimizer step was seen"
     ]
@@ -241,37 +231,36 @@ def test_what_is_undecided_is_no_answer(device: Device, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "why", "status"),
     [
-        (["--vary", "B=1..9", "--", "train.py"], "B stands nowhere"),
-        (["--vary", "B=1..9", "--vary", "C=1..9", "--", "train.py", "{B}{C}"], "are ranges"),
-        (["--vary", "B", "--", "train.py"], "is no variable"),
-        (["--vary", "B=1..9"], "there is no script"),
-        (["--gpu", "h100-80gb"], "there is no script"),
-        (["--gpu", "abacus", "--", "train.py"], "abacus"),
-        (["--env", "X", "--", "train.py"], "is no NAME=VALUE"),
-        (["--price", "h100-80gb=2,5", "--", "train.py"], "is no NAME=VALUE"),
-        (["--price", "h100-80gb=nan", "--", "train.py"], "more than 0"),
-        (["--price", "a100-40gb=2", "--vary", "B=1..9", "--", "train.py", "{B}"], "of --gpu"),
-        (["--executor", "math:pi", "--", "train.py"], "nothing that can be called"),
-        (["--price", "h100-80gb=cheap", "--", "train.py"], "an amount is a number"),
-        (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch"),
-        (["--world-size", "x", "--", "train.py"], "--world-size x is no number"),
-        (["--devices", "x", "--", "train.py"], "--devices x is no number"),
-        (["--try", "checkpoint", "--at-least-tokens", "9", "--", "train.py"], "is for --vary"),
+        (["--vary", "B=1..9", "--", "train.py"], "B stands nowhere", 2),
+        (["--vary", "B=1..9", "--vary", "C=1..9", "--", "train.py", "{B}{C}"], "are ranges", 2),
+        (["--vary", "B", "--", "train.py"], "is no variable", 2),
+        (["--vary", "B=1..9"], "there is no script", 2),
+        (["--gpu", "h100-80gb"], "there is no script", 2),
+        (["--gpu", "abacus", "--", "train.py"], "abacus", 2),
+        (["--env", "X", "--", "train.py"], "is no NAME=VALUE", 2),
+        (["--price", "h100-80gb=2,5", "--", "train.py"], "is no NAME=VALUE", 2),
+        (["--price", "h100-80gb=nan", "--", "train.py"], "more than 0", 2),
+        (["--price", "a100-40gb=2", "--vary", "B=1..9", "--", "train.py", "{B}"], "of --gpu", 2),
+        (["--executor", "math:pi", "--", "train.py"], "nothing that can be called", 2),
+        (["--price", "h100-80gb=cheap", "--", "train.py"], "an amount is a number", 2),
+        (["--torch-config", "x=1", "--", "train.py"], "is no setting of torch", 2),
+        (["--world-size", "x", "--", "train.py"], "--world-size x is no number", 3),
+        (["--devices", "x", "--", "train.py"], "--devices x is no number", 3),
+        (["--try", "checkpoint", "--at-least-tokens", "9", "--", "train.py"], "is for --vary", 2),
     ],
 )
-def test_bad_options(device: Device, script: str, options: list[str], why: str) -> None:
-    done = fit(*options)
-    assert done.exit_code in (2, 3)
-    assert why in done.output
+def test_bad_options(
+    device: Device, script: str, options: list[str], why: str, status: int
+) -> None:
+    assert why in invoke("fit", *options, status=status).output
     assert not device.runs
 
 
 def test_a_script_that_goes_on_with_less_does_not_fit(device: Device, script: str) -> None:
     device.catches = True
-    done = fit("--gpu", "a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}")
-    assert done.exit_code == 0, done.output
+    done = invoke("fit", "--gpu", "a100-40gb", "--vary", "B=1..256", "--json", "--", script, "{B}")
     (row,) = rows(done)
     room = (row["gpu"]["memory"] - device.base) // device.each
     assert row["best"]["values"] == {"B": str(room)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,19 @@ kept = [torch.empty({BLOCK} << 20, dtype=torch.int8, device="cuda") for _ in ran
 """
 
 
-def fit(
-    tmp_path: Path, source: str, *options: str, given: str = ""
-) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON and standard error."""
+def fit(tmp_path: Path, source: str, *options: str, status: int = 0) -> tuple[dict[str, Any], str]:
+    """JSON and standard error, with the exit status that is expected."""
     script = tmp_path / "script.py"
     script.write_text(source)
-    done = memprof("fit", "--json", *options, "--", "python", str(script), "{N}", given=given)
-    return done.returncode, checked("fit", done.stdout) if done.stdout else {}, done.stderr
+    name = "fit-try" if "--try" in options else "fit"
+    count = () if "--try" in options else ("{N}",)
+    done = memprof("fit", "--json", *options, "--", "python", str(script), *count)
+    assert done.returncode == status, done.stderr
+    return checked(name, done.stdout) if done.stdout else {}, done.stderr
 
 
 def test_the_next_larger_one_runs_out_of_memory(tmp_path: Path) -> None:
-    status, found, errors = fit(tmp_path, SCRIPT, "--memory", "3GiB", "--vary", "N=1..64")
-    assert status == 0, errors
+    found, _ = fit(tmp_path, SCRIPT, "--memory", "3GiB", "--vary", "N=1..64")
     (row,) = found["rows"]
     best, failed = row["best"], row["failed"]
     context = best["needed"] - best["reserved"]
@@ -71,8 +70,7 @@ for _ in range(3):
 def test_a_setting_of_torch_decides_what_is_saved(tmp_path: Path) -> None:
     config = "torch._functorch.config.activation_memory_budget={B}"
     options = ("--vary", "B=0.0,1.0", "--vary", "N=8192", "--torch-config", config)
-    status, found, errors = fit(tmp_path, SAVING, *options)
-    assert status == 0, errors
+    found, _ = fit(tmp_path, SAVING, *options)
     saved = {
         row["values"]["B"]: dict(row["best"]["parts"]).get("activation", 0) for row in found["rows"]
     }
@@ -83,8 +81,8 @@ def test_a_setting_of_torch_decides_what_is_saved(tmp_path: Path) -> None:
 
 def test_an_unknown_setting_is_said(tmp_path: Path) -> None:
     config = "torch._functorch.config.no_such_thing={N}"
-    status, _, errors = fit(tmp_path, SAVING, "--vary", "N=8", "--torch-config", config)
-    assert status == 3
+    options = ("--vary", "N=8", "--torch-config", config)
+    _, errors = fit(tmp_path, SAVING, *options, status=3)
     assert "this torch has no torch._functorch.config.no_such_thing" in errors
 
 
@@ -99,12 +97,8 @@ for mib in (27, 34, 41, 48):
 
 
 def test_an_option_that_the_script_sets_otherwise_was_not_tried(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SETS_ITS_OWN)
-    words = ("--json", "--try", "expandable-segments", "--", "python", str(script))
-    done = memprof("fit", *words)
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["results"]
+    found, _ = fit(tmp_path, SETS_ITS_OWN, "--try", "expandable-segments")
+    (result,) = found["results"]
     assert result["idle"]
 
 
@@ -128,12 +122,8 @@ for _ in range(4):
 
 
 def test_blocks_of_a_student_are_recomputed_where_a_teacher_comes_first(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(TEACHER)
-    words = ("--json", "--try", "checkpoint", "--", "python", str(script))
-    done = memprof("fit", *words)
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["results"]
+    found, _ = fit(tmp_path, TEACHER, "--try", "checkpoint")
+    (result,) = found["results"]
     assert result["tried"]["changed"] == ["checkpoint: 9 Sequential"]
     assert result["saved_allocated"] >= 4 << 26  # 64 MiB between the two of each block
 
@@ -161,12 +151,9 @@ for _ in range(3):
 
 
 def test_a_class_of_compiled_modules_is_recomputed_beside_torchs_settings(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(BLOCKS)
     changes = "checkpoint=Block,checkpoint=Nobody,memory-budget"
-    done = memprof("fit", "-q", "--json", "--try", changes, "--", "python", str(script))
-    assert done.returncode == 0, done.stderr
-    block, nobody, budget, *_ = json.loads(done.stdout)["results"]
+    found, _ = fit(tmp_path, BLOCKS, "-q", "--try", changes)
+    block, nobody, budget, *_ = found["results"]
     assert block["tried"]["changed"] == ["checkpoint=Block: 4 Block"]
     assert block["recomputed"] > 0
     # Of what the gelus of four blocks have read, one is there at a time.

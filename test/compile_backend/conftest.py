@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch._functorch import config as functorch_config
 
 from memprof.compile_backend import straight_calls as calls
@@ -15,10 +14,8 @@ from memprof.compile_backend import straight_calls as calls
 @pytest.fixture
 def at_once() -> Iterator[None]:
     """Straight calls from the first call on."""
-    torch._dynamo.reset()
     with functorch_config.patch(check_custom_op_aliasing=False):
         yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

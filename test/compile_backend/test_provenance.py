@@ -212,7 +212,6 @@ def test_a_write_through_a_view_of_an_input_is_described() -> None:
         x[:, 0].add_(1)
         return x * 2
 
-    torch._dynamo.reset()
     compiled = torch.compile(f, backend="memprof")
     with memprof.profile() as session:
         compiled(torch.ones(8, 4))

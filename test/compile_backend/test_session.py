@@ -202,7 +202,6 @@ def test_a_profile_is_not_changed_by_what_is_called_after_it() -> None:
 def test_what_allocates_only_what_its_code_names_is_observed_once(
     function: Callable[[torch.Tensor], torch.Tensor], calls: int
 ) -> None:
-    torch._dynamo.reset()
     run = torch.compile(lambda x: function(x) + 1, backend="memprof")
     with memprof.profile() as session:
         for call in (1, 2):

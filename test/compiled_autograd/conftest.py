@@ -13,12 +13,12 @@ from torch import Tensor
 from memprof import compiled_autograd as ca
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Nothing is compiled and nothing captured before the test, and capturing is off after it."""
-    torch._dynamo.reset()
+    """Nothing is captured before the test, and capturing is off after it."""
     ca.reset()
     yield
+    ca.uninstall()
     torch._dynamo.reset()
     assert not torchs.compiled_autograd_enabled
     ca.reset()

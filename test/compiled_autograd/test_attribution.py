@@ -45,8 +45,6 @@ def train(name: str, compiled_autograd: bool) -> Trained:
         for _ in range(3):
             case.model.zero_grad()
             case.loss(run(**case.inputs)).backward()
-    torch._dynamo.reset()
-    ca.reset()
     parameters = {n: p.untyped_storage().nbytes() for n, p in case.model.named_parameters()}
     return Trained(session.profile(), parameters)
 

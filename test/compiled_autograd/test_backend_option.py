@@ -32,9 +32,6 @@ class Model(nn.Module):
         return self.second(hidden)
 
 
-pytestmark = pytest.mark.usefixtures("clean")
-
-
 def compiled(model: nn.Module, **options: Any) -> Any:
     return torch.compile(
         model, backend="memprof", options={"compiled_autograd": True, "graphs": False, **options}

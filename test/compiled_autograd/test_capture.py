@@ -31,11 +31,6 @@ class Model(nn.Module):
 X = torch.randn(3, 4)
 
 
-@pytest.fixture(autouse=True)
-def clean() -> None:
-    ca.reset()
-
-
 def test_a_plain_backward() -> None:
     model = Model()
     wanted = torch.autograd.grad(model(X).sum(), list(model.parameters()))

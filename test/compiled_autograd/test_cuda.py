@@ -44,8 +44,6 @@ def train(options: dict[str, object] | None) -> tuple[Profile, list[Tensor]]:
             loss = out.square().sum() / 3
             loss.backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    torch._dynamo.reset()
-    ca.reset()
     return session.profile(), gradients
 
 

@@ -23,9 +23,6 @@ from .support import captures
 Program = Callable[..., Any]
 
 
-pytestmark = pytest.mark.usefixtures("clean")
-
-
 def compiled(program: Program, **options: Any) -> Any:
     own = {"compiled_autograd": True, "graphs": False, "observe_runs": 0}
     return torch.compile(program, backend="memprof", options=own, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ from .support import captures, clear, gradients, same
 
 def as_it_is(graph: Any) -> Any:
     return graph
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    ca.reset()
-    yield
-    ca.uninstall()
-    ca.reset()
 
 
 @pytest.fixture

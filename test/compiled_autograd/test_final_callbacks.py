@@ -18,9 +18,6 @@ def queue(callback: Callable[[], Any]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-pytestmark = pytest.mark.usefixtures("clean")
-
-
 COMPILERS: dict[str, Any] = {
     "as_it_is": lambda graph: graph,
     "eager": functools.partial(torch.compile, backend="eager"),

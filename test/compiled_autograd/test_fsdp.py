@@ -44,13 +44,9 @@ BATCHES = [torch.randn(5, 4, generator=torch.Generator().manual_seed(i)) for i i
 def mesh() -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
-    torch._dynamo.reset()
-    ca.reset()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
-    torch._dynamo.reset()
-    ca.reset()
 
 
 def sharded(mesh: Any) -> nn.Sequential:

@@ -20,8 +20,6 @@ from memprof.testing import fx_text
 class TestGraphs(TestCase):
     def setUp(self) -> None:
         super().setUp()
-        torch._dynamo.reset()
-        ca.reset()
         torch.manual_seed(0)
         self.linear = nn.Linear(4, 8, bias=False)
         self.x = torch.randn(3, 4)

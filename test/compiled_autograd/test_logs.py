@@ -26,13 +26,11 @@ class Collector(logging.Handler):
 
 
 @pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     torchs.reset()
-    ca.reset()
     yield
     torch._logging.set_logs()
     torchs.reset()
-    ca.reset()
 
 
 def collected(logger: logging.Logger, run: Callable[[], Any]) -> list[logging.LogRecord]:

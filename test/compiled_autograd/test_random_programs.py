@@ -13,8 +13,6 @@ from memprof import compiled_autograd as ca
 from .random_programs import Run, differences, leaves, program
 from .support import captures
 
-pytestmark = pytest.mark.usefixtures("clean")
-
 
 def backwards(seed: int, times: int = 2) -> Run:
     """A program's gradients, accumulated over several backwards."""

@@ -26,13 +26,6 @@ def as_it_is(graph: Any) -> Any:
     return graph
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    ca.reset()
-    yield
-    ca.reset()
-
-
 class Other:
     """A thread that is inside of a context from ``enter()`` to ``leave()``."""
 

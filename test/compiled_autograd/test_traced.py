@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ COMPILERS: dict[str, Any] = {
     "as_it_is": lambda graph: graph,
     "torch_compile": functools.partial(torch.compile, backend="aot_eager"),
 }
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    ca.reset()
-    yield
-    ca.uninstall()
-    torch._dynamo.reset()
-    ca.reset()
 
 
 def traced_of_ours() -> list[str]:

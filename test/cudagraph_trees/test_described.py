@@ -126,7 +126,6 @@ def test_what_updates_leaves_returns_state_that_lasts(leaf: bool) -> None:
 def test_a_partition_with_sizes_is_described() -> None:
     """GIVEN a graph with a size that varies, which Inductor hands its partition as well WHEN it
     runs THEN the trees decide by its description, and the size has the role of one."""
-    torch._dynamo.reset()
     weight = full(2.0).requires_grad_()
     compiled = torch.compile(
         lambda x: (x * weight).sum(0), backend="memprof", dynamic=True, options={"observe_runs": 0}
@@ -138,7 +137,6 @@ def test_a_partition_with_sizes_is_described() -> None:
     for function in manager().owner.functions:
         roles = {v.role for v in function.description.inputs}
         assert roles == {Role.USER_INPUT, Role.SIZE}
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("more", [[7], [7, 8], [full]])

@@ -141,7 +141,6 @@ def test_torchs_mark_of_an_incomplete_warm_up(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.simgpu
 def test_gradients_accumulate_in_leaves_that_are_no_parameters() -> None:
     # GIVEN a compiled function of an argument that wants a gradient, an adversarial input say
-    torch._dynamo.reset()
     weight = torch.full((4, 4), 0.5, device="cuda")
     compiled = torch.compile(lambda x: (x @ weight).square().sum(), mode="reduce-overhead")
     leaves = [torch.full((2, 4), k + 1.0, device="cuda", requires_grad=True) for k in range(3)]

@@ -238,7 +238,6 @@ def test_attention_in_a_checkpoint_whose_outputs_are_dead() -> None:
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
             return F.scaled_dot_product_attention(x, x, x * s, dropout_p=0.3)
 
-    torch._dynamo.reset()
     compiled = torch.compile(attention, mode="reduce-overhead")  # which observes nothing first
     s = torch.ones(16, device="cuda", requires_grad=True)
     x = torch.rand(1, 2, 32, 16, device="cuda")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import expecttest
-import torch
 
 
 class TestCase(expecttest.TestCase):
-    """``unittest.TestCase`` with snapshots, on a Dynamo that remembers nothing.
+    """``unittest.TestCase`` with snapshots.
 
     Run the tests with ``EXPECTTEST_ACCEPT=1`` to have a snapshot that no longer matches
     rewritten in the test's source; read the difference before you commit it.
     """
-
-    def setUp(self) -> None:
-        super().setUp()
-        torch._dynamo.reset()

@@ -102,7 +102,6 @@ def copies() -> dict[tuple[GraphKind, str], Copy]:
 
     run = torch.compile(step, backend=backend, dynamic=True)
     run(torch.randn(3, 4))[0].sum().backward()
-    torch._dynamo.reset()
     return found
 
 

@@ -249,7 +249,6 @@ def test_launches_have_the_module_of_their_forward(recording: Recording) -> None
 
 
 def test_what_is_compiled_in_the_step_knows_nothing_of_it(recording: Recording) -> None:
-    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model, x = Twice().cuda(), torch.ones(8, 32, device="cuda")
     compiled = torch.compile(model, backend="eager", fullgraph=True)

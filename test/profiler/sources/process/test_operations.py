@@ -511,8 +511,6 @@ def test_disabled_and_enabled_at_run_time(tracker: MemoryTracker) -> None:
 
 
 def test_inside_compiled_code_it_neither_breaks_nor_records(tracker: MemoryTracker) -> None:
-    torch._dynamo.reset()
-
     @tracker.track_operation("inner")
     def inner(x: torch.Tensor) -> torch.Tensor:
         return x * 2

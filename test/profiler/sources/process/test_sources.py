@@ -29,7 +29,6 @@ def now(found: MemoryTracker) -> MemorySnapshot:
 
 
 def test_compiled_tensors_have_names(tmp_path: Path) -> None:
-    torch._dynamo.reset()
     model = torch.nn.Sequential(
         torch.nn.Linear(320, 310), torch.nn.ReLU(), torch.nn.Linear(310, 300)
     )
@@ -70,7 +69,6 @@ def test_compiled_tensors_have_names(tmp_path: Path) -> None:
 def test_lanes_know_the_numbers_of_the_calls_threads(tmp_path: Path) -> None:
     import threading
 
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x: x * 2 + 1, backend="memprof")
     compiled(torch.ones(3))
     found = tracker(tmp_path)

@@ -75,7 +75,6 @@ COMPILED = {"resnet": resnet, "gpt2": gpt2}
 @pytest.mark.parametrize("model", ["resnet", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_compiled_training(model: str) -> None:
     # GIVEN training compiled by memprof, and Adam eager
-    torch._dynamo.reset()
     torch.manual_seed(0)
     case = COMPILED[model]()
     opt = optimizer("adam", case.model)
@@ -99,7 +98,6 @@ def test_compiled_training(model: str) -> None:
 
 def test_compiled_optimizer() -> None:
     # GIVEN training in which the optimizer is compiled too
-    torch._dynamo.reset()
     torch.manual_seed(0)
     case = transformer(layers=1)
     opt = optimizer("adam", case.model)
@@ -127,7 +125,6 @@ def test_compiled_optimizer() -> None:
 
 
 def test_compiled_training_by_inductor() -> None:
-    torch._dynamo.reset()
     case = transformer(layers=1)
     opt = optimizer("adam", case.model)
     compiled = torch.compile(case.model, backend="inductor")
@@ -141,7 +138,6 @@ def test_compiled_training_by_inductor() -> None:
 
 
 def test_a_window_with_compilation_skips_the_compiler() -> None:
-    torch._dynamo.reset()
     case = MODELS["mlp"]()
     opt = optimizer("adam", case.model)
     compiled = torch.compile(case.model, backend="memprof", options={"graphs": False})

@@ -57,7 +57,7 @@ def train(trainer: Trainer, steps: int = 3) -> Result:
         output, loss = trainer.step()
         result.losses.append(loss.detach().clone())
         if i == 0:
-            result.outputs = [t.detach().clone() for t in _tensors(output)]
+            result.outputs = [t.detach().clone() for t in tensors(output)]
             result.gradients = {
                 n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
             }
@@ -66,7 +66,7 @@ def train(trainer: Trainer, steps: int = 3) -> Result:
     return result
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def tensors(output: Any) -> list[Tensor]:
     """Tensors of a model's output: a tensor, or a ``transformers`` output."""
     if isinstance(output, Tensor):
         return [output]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,35 +17,16 @@ import memprof
 from memprof import cudagraph_trees
 from memprof.cudagraph_trees.call.container import all_managers
 from memprof.profiler.live.attribution import Attribution
-from memprof.profiler.model import GraphKind, LedgerKind, Origin, Profile
+from memprof.profiler.model import GraphKind, LedgerKind, Origin
 from memprof.profiler.views.report import summarize
+
+from .test_kernel_marks import Net, train
 
 pytestmark = pytest.mark.simgpu
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.nn.functional.gelu(self.up(x)))
-
-
-def _train(steps: int, options: dict[str, object] | None = None) -> Profile:
-    torch.manual_seed(0)
-    model = Net().cuda()
-    compiled = torch.compile(model, backend="memprof", options=options)
-    x = torch.ones(8, 64, device="cuda")
-    with memprof.profile() as session:
-        for _ in range(steps):
-            model.zero_grad()
-            compiled(x).sum().backward()
-    return session.profile()
-
-
 def test_training_replays_from_the_fourth_step_on() -> None:
-    profile = _train(8)
+    profile, _ = train(8, "cuda")
     assert not [e for e in profile.ledger if e.kind is LedgerKind.FALLBACK]
     trees = [e for e in profile.ledger if e.tree is not None]
     # THEN every graph is warmed up twice and recorded once, in the first three steps
@@ -61,7 +43,7 @@ def test_training_replays_from_the_fourth_step_on() -> None:
 
 
 def test_bytes_are_attributed_and_the_report_has_the_trees() -> None:
-    profile = _train(6)
+    profile, _ = train(6, "cuda")
     attribution = Attribution(profile)
     for graph in profile.graphs:
         (program,) = graph.programs
@@ -86,7 +68,7 @@ def test_an_overwritten_output_names_its_node_and_line() -> None:
             held + 1
     message = str(caught.value)
     assert "has been overwritten" in message
-    assert __file__ in message
+    assert inspect.getfile(Net) in message
     assert "module down" in message
 
 
@@ -113,7 +95,7 @@ def test_what_becomes_of_outputs_is_each_functions_own_choice() -> None:
 
 
 def test_graphs_can_be_turned_off() -> None:
-    profile = _train(4, {"graphs": False})
+    profile, _ = train(4, "cuda", graphs=False)
     assert not [e for e in profile.ledger if e.tree is not None]
     assert profile.calls.program == [0] * len(profile.calls)
 
@@ -121,7 +103,7 @@ def test_graphs_can_be_turned_off() -> None:
 def test_after_a_reset_nothing_is_left_on_the_device() -> None:
     from memprof.simulated_cuda import control as simgpu
 
-    _train(5)
+    train(5, "cuda")
     torch._dynamo.reset()
     gc.collect()
     assert all_managers() == []
@@ -145,7 +127,7 @@ def test_after_a_reset_nothing_is_left_on_the_device() -> None:
 
 def test_a_program_holds_no_autotuning_and_no_workspace() -> None:
     # GIVEN first calls in which Triton tunes kernels and cuBLAS takes a workspace of megabytes
-    profile = _train(6)
+    profile, _ = train(6, "cuda")
     forward = next(g for g in profile.graphs if g.kind is GraphKind.FORWARD)
     # THEN the program, observed after them, has what the model needs and nothing else
     (program,) = forward.programs

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from acceptance.training import tensors
 from cudagraph_trees.support import SIMULATED, VALUES, pool_segments
 from models import zoo
 from torch import Tensor, nn
@@ -154,12 +155,6 @@ def _uncomputed() -> list[str]:
     return missing
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    return [t for t in output.to_tuple() if isinstance(t, Tensor)]
-
-
 def _leaves_nothing(test: Callable[..., None]) -> Callable[..., None]:
     """The device is as empty after the test and a reset as it was before it."""
 
@@ -232,7 +227,7 @@ def test_training(name: str, broken: bool) -> None:
             expected = pair.reference(**pair.case.inputs)
             output = compiled(**pair.inputs)
             # THEN outputs, loss and gradients are the same
-            for k, (a, b) in enumerate(zip(_tensors(output), _tensors(expected), strict=True)):
+            for k, (a, b) in enumerate(zip(tensors(output), tensors(expected), strict=True)):
                 _close(a, b, f"output {k} of step {i}")
             loss, expected_loss = pair.case.loss(output), pair.case.loss(expected)
             _close(loss, expected_loss, f"loss of step {i}")
@@ -261,7 +256,7 @@ def test_inference(name: str, broken: bool) -> None:
         for i in range(STEPS):
             output = compiled(**pair.inputs)
             expected = pair.reference(**pair.case.inputs)
-            for k, (a, b) in enumerate(zip(_tensors(output), _tensors(expected), strict=True)):
+            for k, (a, b) in enumerate(zip(tensors(output), tensors(expected), strict=True)):
                 _close(a, b, f"output {k} of step {i}")
             watch.check(i + 1, session.profile())
 
@@ -384,8 +379,8 @@ def test_outputs_that_are_held(name: str, outputs: str) -> None:
     expected: list[list[Tensor]] = []
     for _ in range(STEPS):
         inputs = _other_values(pair.case.inputs, generator)
-        held.append(_tensors(compiled(**{k: v.cuda() for k, v in inputs.items()})))
-        expected.append(_tensors(pair.reference(**inputs)))
+        held.append(tensors(compiled(**{k: v.cuda() for k, v in inputs.items()})))
+        expected.append(tensors(pair.reference(**inputs)))
     for i in range(STEPS):
         for a, b in zip(held[i], expected[i], strict=True):
             if outputs == "clone" or i == STEPS - 1:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-import torch.nn as nn
+from compile_backend.test_kernel_marks import Net
 from torch import Tensor
 
 import memprof
@@ -16,15 +16,6 @@ from memprof.profiler.model import Category, GraphKind, LedgerKind, Profile, Rol
 pytestmark = pytest.mark.simgpu
 
 STEPS = 7
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.nn.functional.gelu(self.up(x)))
 
 
 def train(options: dict[str, object] | None) -> tuple[Profile, list[Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from memprof.cudagraph_trees.call import container
 from memprof.cudagraph_trees.call.entry import cudagraphify_impl
 from memprof.cudagraph_trees.call.manager import CUDAGraphTreeManager
 from memprof.cudagraph_trees.replay.node import CUDAGraphNode
+from memprof.profiler.model import LedgerKind
 from memprof.simulated_cuda.control import simulated
 
 T = TypeVar("T")
@@ -144,3 +146,11 @@ def frozen() -> Iterator[None]:
 def collect() -> None:
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def counts() -> Counter[LedgerKind]:
+    """How often the manager did, declined or gave up on something, by kind."""
+    found: Counter[LedgerKind] = Counter()
+    for e in manager().entries():
+        found[e.kind] += e.count
+    return found

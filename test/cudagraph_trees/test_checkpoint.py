@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memprof.profiler.model import LedgerKind
 
-from .support import graphed, in_steps, manager, next_step, same
+from .support import counts, graphed, in_steps, manager, next_step, same
 
 pytestmark = pytest.mark.simgpu
 
@@ -33,13 +33,6 @@ def _quiet() -> Iterator[None]:
 def compiled(f: Function) -> Any:
     # Not observed, which takes another warm-up of what comes once a step.
     return torch.compile(f, backend="memprof", options={"observe_runs": 0})
-
-
-def counts() -> Counter[LedgerKind]:
-    found: Counter[LedgerKind] = Counter()
-    for e in manager().entries():
-        found[e.kind] += e.count
-    return found
 
 
 def check(step: Step, expected: Step, steps: int = 4) -> None:

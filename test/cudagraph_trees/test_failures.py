@@ -16,6 +16,7 @@ from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerKind
 
 from .support import (
+    collect,
     frozen,
     graphed,
     in_steps,
@@ -27,11 +28,6 @@ from .support import (
 )
 
 pytestmark = pytest.mark.simgpu
-
-
-def clean() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def test_an_operation_that_cannot_be_captured() -> None:
@@ -173,7 +169,7 @@ def test_an_interrupt_in_a_warm_up_or_a_recording() -> None:
             del a, b
         assert captures == [False, True]
         assert manager().path.state is ExecutionState.EXECUTION
-        clean()
+        collect()
         assert live_blocks() == 0
 
 

@@ -89,14 +89,12 @@ def test_a_thread_compiles_for_itself() -> None:
     )
 
 
-def _compiled_backward() -> Any:
-    return SimpleNamespace(fx_kwargs={"is_backward": True}, current_callable=lambda inputs: inputs)
-
-
 @pytest.mark.simgpu
 def test_a_backward_without_a_graph_finds_the_manager_when_it_runs() -> None:
     # GIVEN a backward that gets no graph, compiled while there is no manager
-    backward = _compiled_backward()
+    backward: Any = SimpleNamespace(
+        fx_kwargs={"is_backward": True}, current_callable=lambda inputs: inputs
+    )
     with use_in_inductor():
         output_code.maybe_handle_backward_generation(backward, SimpleNamespace(value=CUDA))
     assert backward.current_callable([1]) == [1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +15,13 @@ from memprof.cudagraph_trees.call.inductor import use_in_inductor
 from memprof.cudagraph_trees.replay.path import ExecutionState
 from memprof.profiler.model import LedgerEntry, LedgerKind, TreeCause
 
-from .support import graphed, in_steps, live_blocks, manager, next_step, pool_segments, same
+from .support import counts, graphed, in_steps, live_blocks, manager, next_step, pool_segments, same
 
 pytestmark = pytest.mark.simgpu
 
 MIB = 1 << 20
 LARGE = 2 * MIB  # elements: 8 MiB
 SMALL = 1024
-
-
-def counts() -> Counter[LedgerKind]:
-    found: Counter[LedgerKind] = Counter()
-    for e in manager().entries():
-        found[e.kind] += e.count
-    return found
 
 
 def recordings() -> int:

@@ -168,14 +168,11 @@ def test_there_is_room_for_what_the_first_step_of_an_optimizer_makes(fits: bool)
     # GIVEN a step whose pool and an optimizer's state fit the device or not
     parameters = torch.ones(8 * MIB, device="cuda")  # 32 MiB
 
-    def forward(w: Tensor) -> list[Tensor]:
-        return [w * 2]
-
     def backward(saved: Tensor) -> list[Tensor]:
         held = scratch(64)
         return [torch.where(saved != saved, saved, 1.0) if held.numel() else saved]
 
-    f = graphed(forward, [parameters], static=(0,), is_inference=False)
+    f = graphed(lambda w: [w * 2], [parameters], static=(0,), is_inference=False)
     b = graphed(backward, [parameters], static=(0,), is_inference=False, is_backward=True)
     # The pool takes 148: what is saved, scratch and a gradient; and 3 % more when it is
     # recorded. The state takes 64, an update 48.

@@ -26,16 +26,17 @@ def entries(kind: LedgerKind) -> list[str]:
     return [e.reason for e in manager().entries() if e.kind is kind]
 
 
+def write(x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
+    cache.add_(x)
+    return [cache * 10]
+
+
 def causes(kind: LedgerKind) -> list[TreeCause | None]:
     """Of each entry: findings rest on these, not on the sentences."""
     return [e.tree.cause for e in manager().entries() if e.kind is kind and e.tree is not None]
 
 
 def test_a_graph_that_writes_to_what_it_would_copy_says_so() -> None:
-    def write(x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
-        cache.add_(x)
-        return [cache * 10]
-
     x = torch.ones(4, device="cuda")
     f = graphed(write, [x, x], mutated_input_idxs=(1,))
     for _ in in_steps(range(3)):
@@ -161,10 +162,6 @@ def test_an_output_that_the_next_steps_first_call_writes_to_is_written_to(before
     # GIVEN a function that makes a cache, and another that writes to it
     x = torch.ones(4, device="cuda")
     make = graphed(lambda x: [x * 2], [x])
-
-    def write(x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
-        cache.add_(x)
-        return [cache * 10]
 
     update = graphed(write, [x, x], mutated_input_idxs=(1,))
     for _ in in_steps(range(before)):

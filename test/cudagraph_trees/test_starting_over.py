@@ -37,10 +37,6 @@ class Cached:
         return [x * 3]
 
 
-def reasons(kind: LedgerKind) -> dict[str, int]:
-    return {e.reason: e.count for e in manager().entries() if e.kind is kind}
-
-
 @pytest.mark.parametrize("failures", [0, 2])
 def test_there_is_no_memory_for_another_pool(
     failures: int, monkeypatch: pytest.MonkeyPatch
@@ -70,7 +66,7 @@ def test_there_is_no_memory_for_another_pool(
     # AND it is asked for until there is one
     assert asked == [4 * MIB] * (failures + 1)
     # AND meanwhile calls run without a graph
-    skips = reasons(LedgerKind.SKIP)
+    skips = {e.reason: e.count for e in manager().entries() if e.kind is LedgerKind.SKIP}
     assert skips.get("there is no pool", 0) == (1 if failures else 0)
     # AND both are replayed at last
     assert not manager().pool.damaged

@@ -67,7 +67,7 @@ def show(profiles: list[Profile]) -> None:
     for profile in profiles:
         for text in texts(profile):
             check_text(text)
-        pages(profile)
+        report_page(profile)
         exports(profile)
         encode_profile(profile)
     check_text(render([of_ranks(compare_ranks(profiles))]))
@@ -90,11 +90,6 @@ def texts(profile: Profile) -> Iterator[str]:
     if profile.accounts:
         yield render_accounts(profile.accounts)
     check_json(json_text(summary))
-
-
-def pages(profile: Profile) -> None:
-    """The page."""
-    report_page(profile)
 
 
 def exports(profile: Profile) -> None:

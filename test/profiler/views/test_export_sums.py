@@ -18,7 +18,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.views.export.memory_viz import write_memory_viz
 from memprof.profiler.views.export.perfetto import write_perfetto
 from memprof.profiler.views.export.tables import to_pandas
-from memprof.profiler.views.export.walk import AFTER, BlockChange, Walk
+from memprof.profiler.views.export.walk import AFTER, Walk
 from profiler.live.test_timeline import profiles
 
 from .test_export_memory_viz import addresses_are_sound
@@ -35,10 +35,6 @@ def instants(timeline: Timeline) -> Instants:
             out[k, i] = sum(item.nbytes for item in timeline.live_at(k, i))
         out[k, AFTER] = between[k]
     return out
-
-
-def delta(change: BlockChange) -> int:
-    return sum(b.nbytes for b in change.allocated) - sum(b.nbytes for b in change.freed)
 
 
 def times(walk: Walk) -> dict[tuple[int, int], int]:
@@ -73,7 +69,8 @@ def test_every_export_agrees_with_the_timeline_at_every_instant(profile: Profile
     # the shared stream
     live, found, allocated = 0, {}, Counter[int]()
     for moment in Walk(timeline):
-        live += delta(moment.change)
+        live += sum(b.nbytes for b in moment.change.allocated)
+        live -= sum(b.nbytes for b in moment.change.freed)
         found[moment.call, moment.instant] = live
         allocated.update(b.memory for b in moment.change.allocated)
         allocated.subtract(b.memory for b in moment.change.freed)

@@ -11,7 +11,7 @@ from memprof.profiler import MemoryProfile, profile_memory
 from memprof.profiler.live.attribution import View
 from memprof.profiler.sources.trace.to_model import by_category, data_flow_columns
 
-from .models import at_peak, mlp, optimizer, profiled, train
+from .models import Case, at_peak, mlp, optimizer, profiled, train
 from .test_equality import categories, nodes, nodes_of_columns, timeline
 
 pytestmark = pytest.mark.simgpu
@@ -26,12 +26,17 @@ def _nothing_of_other_tests() -> None:
         torch.cuda.empty_cache()
 
 
-def test_training_on_cuda_beside_torchs_profile() -> None:
-    # GIVEN the backward on the autograd engine's own thread, as always on CUDA
+def mlp_on_cuda() -> Case:
     case = mlp()
     case.model.cuda()
     on_cpu = case.batch
     case.batch = lambda: on_cpu().cuda()
+    return case
+
+
+def test_training_on_cuda_beside_torchs_profile() -> None:
+    # GIVEN the backward on the autograd engine's own thread, as always on CUDA
+    case = mlp_on_cuda()
     opt = optimizer("adam", case.model)
     train(case, opt, 1)
     with profiled() as prof:
@@ -55,10 +60,7 @@ def test_training_on_cuda_beside_torchs_profile() -> None:
 
 
 def test_compiled_training_on_cuda() -> None:
-    case = mlp()
-    case.model.cuda()
-    on_cpu = case.batch
-    case.batch = lambda: on_cpu().cuda()
+    case = mlp_on_cuda()
     opt = optimizer("sgd", case.model)
     compiled = torch.compile(case.model, backend="memprof", options={"graphs": False})
     train(case, opt, 3, compiled)
@@ -70,10 +72,7 @@ def test_compiled_training_on_cuda() -> None:
 
 
 def test_replays_are_not_in_a_trace_and_the_profile_says_so() -> None:
-    case = mlp()
-    case.model.cuda()
-    on_cpu = case.batch
-    case.batch = lambda: on_cpu().cuda()
+    case = mlp_on_cuda()
     compiled = torch.compile(case.model, backend="memprof", options={"graphs": True})
     opt = optimizer("sgd", case.model)
     train(case, opt, 4, compiled)

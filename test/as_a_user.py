@@ -8,16 +8,18 @@ import subprocess
 import sys
 
 
-def memprof(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """Run ``memprof`` with these arguments and ``given`` through a pipe as its standard input,
-    whatever its exit status will be."""
+def memprof(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``memprof`` with these arguments and an empty pipe as its standard input; it must end
+    with this status."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SIMGPU_")}
     environment.pop("LD_PRELOAD", None)
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "memprof", *arguments],
         capture_output=True,
-        input=given,
+        input="",
         text=True,
         env=environment,
         check=False,
     )
+    assert done.returncode == status, done.stderr
+    return done

@@ -32,7 +32,6 @@ def time_of(tmp_path: Path, gpu: str, *arguments: str) -> dict[str, Any] | None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = memprof("simulate", "--json", "--gpu", gpu, "--", "python", str(script), *arguments)
-    assert done.returncode == 0, done.stderr
     found: dict[str, Any] | None = checked("simulate", done.stdout)["ranks"][0]["time"]
     return found
 
@@ -117,7 +116,6 @@ def test_collectives_of_a_rank(tmp_path: Path, kind: str, nbytes: int, beside: b
     done = memprof(
         "simulate", "--json", *options, "--network", "10", "--", "python", str(script), kind
     )
-    assert done.returncode == 0, done.stderr
     time = checked("simulate", done.stdout)["ranks"][0]["time"]
     found = next(kind for kind in time["kinds"] if kind["kind"] == "communication")
     # THEN each rank sends three quarters, over the network of both GPUs of its host
@@ -138,11 +136,10 @@ def test_fit_says_samples_a_second_and_finds_the_fastest(tmp_path: Path) -> None
     options = ("--gpu", "h200-141gb", "--vary", "BATCH=64..256:64", "--json", "-q")
     command = ("--", "python", str(script), "{BATCH}")
     done = memprof("fit", "--best", "throughput", *options, *command)
-    assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     rates = {t["values"]["BATCH"]: int(t["values"]["BATCH"]) / t["step_ns"] for t in row["tries"]}
     assert row["best"]["values"]["BATCH"] == max(rates, key=rates.__getitem__)
     # AND on a GPU of which nothing is known it says so
-    done = memprof("fit", "--best", "throughput", *options, "--gpu", "titan-v", *command)
-    assert done.returncode == 3
+    options = (*options, "--gpu", "titan-v")
+    done = memprof("fit", "--best", "throughput", *options, *command, status=3)
     assert "docs/simulated-time.md" in done.stderr

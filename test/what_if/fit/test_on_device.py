@@ -28,8 +28,7 @@ def fit(tmp_path: Path, source: str, *options: str, status: int = 0) -> tuple[di
     script.write_text(source)
     name = "fit-try" if "--try" in options else "fit"
     count = () if "--try" in options else ("{N}",)
-    done = memprof("fit", "--json", *options, "--", "python", str(script), *count)
-    assert done.returncode == status, done.stderr
+    done = memprof("fit", "--json", *options, "--", "python", str(script), *count, status=status)
     return checked(name, done.stdout) if done.stdout else {}, done.stderr
 
 

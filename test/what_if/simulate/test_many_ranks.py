@@ -69,15 +69,14 @@ while True:
 def test_uneven_stages_take_what_they_take_alone(tmp_path: Path) -> None:
     # GIVEN four stages of a pipeline, each simulated alone
     job = ("--world-size=4", "--gpu=h100-80gb")
-    alone = [simulate(tmp_path, STAGES, *job, f"--ranks={rank}")[1] for rank in range(4)]
+    alone = [simulate(tmp_path, STAGES, *job, f"--ranks={rank}")[0] for rank in range(4)]
     state = [
         sum(row["nbytes"] for row in result["ranks"][0]["accounts"][0]["rows"]) for result in alone
     ]
     assert sorted(range(4), key=lambda rank: state[rank]) == [0, 2, 3, 1]
     for executor in ((), ("--executor=concurrent.futures:ProcessPoolExecutor",)):
         # WHEN all are simulated at once, by threads of this process or whatever else
-        status, result, errors = simulate(tmp_path, STAGES, *job, "--ranks=all", *executor)
-        assert status == 0, errors
+        result, _ = simulate(tmp_path, STAGES, *job, "--ranks=all", *executor)
         # THEN each has the figures that it has alone, and the fullest decides
         assert [rank["rank"] for rank in result["ranks"]] == [0, 1, 2, 3]
         for rank, before in zip(result["ranks"], alone, strict=True):
@@ -96,18 +95,14 @@ torch.ones((4 << 30) + (rank << 36), device="cuda", dtype=torch.uint8)
 """
     options = ("--world-size=3", "--ranks=all", "--gpu=rtx-4090")
     # WHEN one rank of three fails, and another does not fit THEN the job does not
-    status, result, errors = simulate(tmp_path, source, *options)
-    assert (status, result["fits"]) == (1, False), errors
+    result, _ = simulate(tmp_path, source, *options, status=1)
+    assert result["fits"] is False
     assert [rank["fits"] for rank in result["ranks"]] == [True, False, None]
     assert result["ranks"][2]["failure"]["message"] == "no expert is left"
     # WHEN all others fit THEN it cannot be said
-    status, result, errors = simulate(tmp_path, source, *options, "--memory=100GiB")
-    assert (status, result["fits"]) == (3, None)
+    result, errors = simulate(tmp_path, source, *options, "--memory=100GiB", status=3)
+    assert result["fits"] is None
     assert "the script failed: AssertionError: no expert is left" in errors
-
-
-def of_ranks(count: int) -> list[Settings]:
-    return [Settings(GPU, job=job, quiet=True) for job in jobs_of(count, "all", None)]
 
 
 def outcome(activation: int, **more: Any) -> Outcome:
@@ -136,7 +131,8 @@ class TestExecutors:
             return Simulation(GPU, True, settings.job, run(settings))
 
         monkeypatch.setattr(many_ranks, "simulate", simulated)
-        return simulate_ranks(SCRIPT, of_ranks(ranks), {}, executor)
+        each = [Settings(GPU, job=job, quiet=True) for job in jobs_of(ranks, "all", None)]
+        return simulate_ranks(SCRIPT, each, {}, executor)
 
     def test_in_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         found = self.run(monkeypatch, 20, lambda settings: outcome(settings.rank * GIB))

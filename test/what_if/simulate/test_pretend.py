@@ -100,9 +100,8 @@ def test_lines_find_what_was_given(tmp_path: Path) -> None:
     given |= {"13": "nan", "14": "1,2"}
     options = [f"--pretend=script.py:{lines[key]}={value}" for key, value in given.items()]
     # WHEN it is simulated with values for its lines, for one that never looks, and one that is torn
-    status, result, error = simulate(tmp_path, LOOKS, *options, "--pretend=other.py:1=1")
+    result, _ = simulate(tmp_path, LOOKS, *options, "--pretend=other.py:1=1")
     # THEN it finds them
-    assert status == 0, error
     # AND is told what did not come to pass
     assert result["ranks"][0]["notes"] == [
         f"--pretend script.py:{lines['12']}: 0.5 cannot be torch.int32 (it is no integer)",
@@ -143,8 +142,7 @@ assert torch.rand(4, device="cuda").sum().item() == 0
 
 @pytest.mark.simgpu
 def test_experts_get_their_share(tmp_path: Path) -> None:
-    status, _, error = simulate(tmp_path, EXPERTS, "--balanced-experts")
-    assert status == 0, error
+    simulate(tmp_path, EXPERTS, "--balanced-experts")
 
 
 NOT_ONLY_ROUTERS = """
@@ -181,8 +179,7 @@ assert route(scores) == [2, 1, 1]
 def test_integers_of_all_kinds_with_a_value_pretended(tmp_path: Path) -> None:
     line = 1 + NOT_ONLY_ROUTERS.splitlines().index("assert x[x > 2].numel() == 2  # pretended")
     both = ("--balanced-experts", f"--pretend=script.py:{line}=2")
-    status, result, error = simulate(tmp_path, NOT_ONLY_ROUTERS, *both)
-    assert status == 0, error
+    result, error = simulate(tmp_path, NOT_ONLY_ROUTERS, *both)
     assert result["ranks"][0]["notes"] == []
     assert error.count("is not computed") == 2, error
 
@@ -206,8 +203,7 @@ dist.all_to_all(parts, list(counts.split(2)))
 assert [p.tolist() for p in parts] == [[2, 3]] * 4, parts
 """
     options = ("--world-size=4", "--rank=1")
-    status, _, error = simulate(tmp_path, source, *options, "--balanced-experts")
-    assert status == 0, error
+    simulate(tmp_path, source, *options, "--balanced-experts")
 
 
 LAST_LAYER = """
@@ -240,16 +236,15 @@ def test_a_figure_that_hangs_on_a_value(tmp_path: Path) -> None:
     lines = enumerate(LAST_LAYER.splitlines(), 1)
     where = next(f"script.py:{i}" for i, line in lines if line.endswith("# the line"))
     # WHEN they are simulated
-    status, result, error = simulate(tmp_path, LAST_LAYER)
+    result, _ = simulate(tmp_path, LAST_LAYER)
     # THEN the first found the 1
-    assert status == 0, error
     # AND the second could not know it, which the verdict says
     (said,) = result["ranks"][0]["notes"]
     assert said.startswith(f"the result may depend on {where}, which looked at a value")
     assert f"found false: --pretend {where}=true" in said
     assert result["ranks"][0]["allocated_bytes"] // (4 << 20) == 3
     # AND the other way can be asked for
-    status, result, error = simulate(tmp_path, LAST_LAYER, f"--pretend={where}=true")
+    result, _ = simulate(tmp_path, LAST_LAYER, f"--pretend={where}=true")
     assert result["ranks"][0]["notes"] == []
     assert result["ranks"][0]["allocated_bytes"] // (4 << 20) == 2
 
@@ -262,6 +257,5 @@ import torch
 for dtype in (torch.float32, torch.bfloat16):
     print(torch.rand(4, device="cuda", dtype=dtype).sum().item())
 """
-    status, result, error = simulate(tmp_path, source)
-    assert status == 0, error
+    result, _ = simulate(tmp_path, source)
     assert result["ranks"][0]["notes"] == []

@@ -15,7 +15,7 @@ from memprof.what_if.simulate.failures import uncaught
 from memprof.what_if.simulate.outside import estimates
 from memprof.what_if.simulate.serving import READY, ready_sign
 
-from .test_simulate import MIB, adds_up, simulate
+from .test_simulate import MIB, adds_up, one_rank, simulate
 
 CONTEXT = 512 * MIB
 
@@ -68,8 +68,7 @@ if __name__ == "__main__":
 
 @pytest.mark.simgpu
 def test_processes_that_are_forked_and_started_anew_are_counted(tmp_path: Path) -> None:
-    status, result, errors = simulate(tmp_path, ENGINE, arguments=("2", "spawn,fork"))
-    assert status == 0, errors
+    result, errors = simulate(tmp_path, ENGINE, arguments=("2", "spawn,fork"))
     (rank,) = result["ranks"]
     found = {p["name"]: p for p in rank["processes"]}
     # THEN each has its account, which adds up
@@ -89,10 +88,8 @@ def test_processes_that_are_forked_and_started_anew_are_counted(tmp_path: Path) 
 def test_a_process_without_memory_and_one_that_is_killed(tmp_path: Path) -> None:
     # Whether the script looks at how they ended, or not.
     arguments = ("4", "spawn")
-    status, result, errors = simulate(tmp_path, ENGINE, "--gpu", "rtx-4090", arguments=arguments)
+    rank = one_rank(tmp_path, ENGINE, "--gpu", "rtx-4090", arguments=arguments, status=1)
     # THEN the script does not fit, since what it started did not
-    assert status == 1, errors
-    (rank,) = result["ranks"]
     assert rank["fits"] is False
     assert any(a["failure"]["requested"] == 60 << 30 for a in rank["failed_at"] if a["failure"])
     # AND of the process that was killed it is known that it was there
@@ -101,9 +98,7 @@ def test_a_process_without_memory_and_one_that_is_killed(tmp_path: Path) -> None
 
 @pytest.mark.simgpu
 def test_a_process_that_trains_for_one_step_leaves_it_undecided(tmp_path: Path) -> None:
-    status, result, errors = simulate(tmp_path, ENGINE, arguments=("1", "fork", "trains"))
-    assert status == 4, errors
-    (rank,) = result["ranks"]
+    rank = one_rank(tmp_path, ENGINE, arguments=("1", "fork", "trains"), status=4)
     assert rank["fits"] is None
     assert "one optimizer step was seen" in rank["undecided"]
 
@@ -138,9 +133,7 @@ def test_processes_that_see_a_device_each_are_told_apart(tmp_path: Path) -> None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         source = RANKS.replace("PORT", str(free.getsockname()[1]))
-    status, result, errors = simulate(tmp_path, source, "--devices", "2")
-    assert status == 0, errors
-    (rank,) = result["ranks"]
+    rank = one_rank(tmp_path, source, "--devices", "2")
     found = {a["device"]: a["reserved"] // MIB for a in rank["accounts"]}
     assert found == {"cuda:0": 100, "cuda:1": 200}
     # AND what NCCL is estimated to take counts, as each has a group with the other
@@ -170,8 +163,7 @@ if __name__ == "__main__":
 
 @pytest.mark.simgpu
 def test_a_script_that_exits_waits_for_its_processes_as_python_does(tmp_path: Path) -> None:
-    status, result, errors = simulate(tmp_path, EXITS)
-    assert status == 0, errors
+    result, _ = simulate(tmp_path, EXITS)
     (process,) = result["ranks"][0]["processes"]
     assert process["accounts"][0]["reserved"] == 512 * MIB
 
@@ -203,8 +195,7 @@ if __name__ == "__main__":
 
 @pytest.mark.simgpu
 def test_an_exception_that_is_being_handled_is_no_end_of_a_process(tmp_path: Path) -> None:
-    status, result, errors = simulate(tmp_path, HANDLES)
-    assert status == 0, errors
+    result, errors = simulate(tmp_path, HANDLES)
     assert "resource_tracker" not in errors
     (process,) = result["ranks"][0]["processes"]
     assert process["failure"] is None
@@ -236,9 +227,7 @@ if __name__ == "__main__":
 @pytest.mark.simgpu
 def test_what_fails_with_ample_memory_too_is_no_want_of_memory(tmp_path: Path) -> None:
     source = SURVIVES.replace("1 << 50", "1 << 39")
-    status, result, errors = simulate(tmp_path, source)
-    assert status == 3, errors
-    (rank,) = result["ranks"]
+    rank = one_rank(tmp_path, source, status=3)
     assert (rank["fits"], rank["failure"]["kind"]) == (None, "FileNotFoundError")
 
 
@@ -265,9 +254,7 @@ if __name__ == "__main__":
 
 @pytest.mark.simgpu
 def test_a_process_that_trains_alone_ends_the_run_by_its_steps(tmp_path: Path) -> None:
-    status, result, errors = simulate(tmp_path, TRAINS)
-    assert status == 0, errors
-    (rank,) = result["ranks"]
+    rank = one_rank(tmp_path, TRAINS)
     assert (rank["fits"], rank["ended"]) == (True, "3 optimizer steps")
     assert [a["steps"] for a in rank["accounts"]] == [3]
 
@@ -275,11 +262,7 @@ def test_a_process_that_trains_alone_ends_the_run_by_its_steps(tmp_path: Path) -
 @pytest.mark.simgpu
 def test_a_server_is_left_when_it_is_ready(tmp_path: Path) -> None:
     arguments = ("2", "spawn", "serves")
-    status, result, errors = simulate(
-        tmp_path, ENGINE, "--until", "it is ready", arguments=arguments
-    )
-    assert status == 0, errors
-    (rank,) = result["ranks"]
+    rank = one_rank(tmp_path, ENGINE, "--until", "it is ready", arguments=arguments)
     assert rank["ended"] == "it was ready: 'it is ready'"
 
 

@@ -38,7 +38,7 @@ from .engine import (
     write_engine,
     write_sglang,
 )
-from .test_simulate import MIB, adds_up, memprof, rows, simulate
+from .test_simulate import MIB, adds_up, memprof, one_rank, rows, simulate
 
 READY = ("--until", "Application startup complete")
 GIB = 1 << 30
@@ -51,8 +51,7 @@ DEVICE = ("--gpu", "h100-80gb", "--memory", "8GiB")
 def serve(folder: Path, script: str, *options: str) -> dict[str, Any]:
     """The result of a script with the stand-in engine, which may take half of 8 GiB."""
     write_engine(folder)
-    status, result, errors = simulate(folder, script, *options, *DEVICE, arguments=("0.5", "2048"))
-    assert status == 0, errors
+    result, _ = simulate(folder, script, *options, *DEVICE, arguments=("0.5", "2048"))
     return result
 
 
@@ -119,10 +118,7 @@ def test_an_engine_in_the_script_s_process_is_not_left_while_it_starts(tmp_path:
 @pytest.mark.simgpu
 def test_an_engine_that_is_gone_leaves_nothing_but_kernels_for_the_next(tmp_path: Path) -> None:
     write_engine(tmp_path)
-    status, result, errors = simulate(
-        tmp_path, ONE_AFTER_THE_OTHER, *DEVICE, arguments=("0.5", "2048")
-    )
-    assert status == 0, errors
+    result, errors = simulate(tmp_path, ONE_AFTER_THE_OTHER, *DEVICE, arguments=("0.5", "2048"))
     assert re.findall(r"^(\d+) bytes left", errors, re.MULTILINE) == ["0", "0"]
     (rank,) = result["ranks"]
     # THEN both could have the same cache, and figures are there of what is gone
@@ -150,11 +146,9 @@ if __name__ == "__main__":
 def test_a_worker_that_catches_an_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     write_engine(tmp_path)
     arguments = ("0.5", "2048")
-    status, result, errors = simulate(
-        tmp_path, OUT_OF_MEMORY, *READY, *DEVICE, "--timeout", "120", arguments=arguments
+    rank = one_rank(
+        tmp_path, OUT_OF_MEMORY, *READY, *DEVICE, "--timeout", "120", arguments=arguments, status=1
     )
-    assert status == 1, errors
-    (rank,) = result["ranks"]
     assert rank["fits"] is False
     assert [a["failure"]["requested"] for a in rank["failed_at"]] == [36 << 30]
 
@@ -167,7 +161,6 @@ def test_a_scheduler_that_is_killed_for_its_out_of_memory_does_not_fit(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     command = ("--json", "--", "-m", "sglang.launch_server", "{GIB}")
     done = memprof("fit", "--memory", "8GiB", "--vary", "GIB=2..16:2", *command)
-    assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert (row["best"]["values"], row["failed"]["values"]) == ({"GIB": "6"}, {"GIB": "8"})
     assert row["failed"]["limit"].startswith("8.00 GiB")
@@ -227,8 +220,7 @@ def test_a_script_that_ends_waits_for_what_runs_beside_its_engine(tmp_path: Path
 @pytest.mark.simgpu
 def test_a_pool_that_no_module_has_and_kernels_that_nobody_compiles(tmp_path: Path) -> None:
     write_sglang(tmp_path)
-    status, result, errors = simulate(tmp_path, SGLANG, "--gpu", "h100-80gb", "--memory", "4GiB")
-    assert status == 0, errors
+    result, _ = simulate(tmp_path, SGLANG, "--gpu", "h100-80gb", "--memory", "4GiB")
     (rank,) = result["ranks"]
     (engine,) = rank["serving"]
     cache = engine["kv_cache"]
@@ -257,10 +249,8 @@ def test_workers_that_are_alike_are_counted() -> None:
 @pytest.mark.simgpu
 def test_a_rank_alone_has_no_queue_to_its_peers(tmp_path: Path) -> None:
     write_engine(tmp_path)
-    status, _, errors = simulate(tmp_path, ALONE, "--world-size", "2")
-    assert status == 0, errors
-    status, _, errors = simulate(tmp_path, ALONE)
-    assert status == 3
+    simulate(tmp_path, ALONE, "--world-size", "2")
+    _, errors = simulate(tmp_path, ALONE, status=3)
     assert "the other ranks do not answer" in errors
 
 
@@ -284,8 +274,7 @@ def test_a_rank_alone_has_symmetric_memory_of_its_own_and_waits_for_nobody_s(
     tmp_path: Path,
 ) -> None:
     options = ("--world-size", "2", "--to-the-end")
-    status, result, errors = simulate(tmp_path, SYMMETRIC, *options)
-    assert status == 0, errors
+    result, errors = simulate(tmp_path, SYMMETRIC, *options)
     assert "one rank alone has no symmetric memory" in errors
     (account,) = result["ranks"][0]["accounts"]
     beside = {part["what"]: part["nbytes"] for part in account["outside"]}
@@ -344,15 +333,13 @@ def test_the_largest_share_of_the_memory_that_an_engine_may_have(
     command = ("--json", "--", "-m", "vllm.entrypoints.main", "serve")
     # GIVEN too few tokens for the longest request with half of the memory
     device = ("--memory", "2GiB", "--vary", "UTIL=0.1..0.9:0.1")
-    done = memprof("fit", *device, *command, "{UTIL}", "2000000")
+    done = memprof("fit", *device, *command, "{UTIL}", "2000000", status=1)
     # THEN the first value is refused, in the engine's words, and that is no failure of the script
-    assert done.returncode == 1, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert row["failed"]["values"] == {"UTIL": "0.1"}
     assert row["failed"]["limit"].startswith("3.00 GiB is needed, larger than")
     # AND where all fit, the graphs, which come last, decide
     done = memprof("fit", *device, "--at-least-tokens", "10000", *command, "{UTIL}", "2048")
-    assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     assert row["best"]["tokens"] >= 10000
     assert float(row["best"]["values"]["UTIL"]) < 0.9

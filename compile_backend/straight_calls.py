@@ -260,7 +260,7 @@ def _listed(outputs: Any) -> list[Any]:
     """The outputs of compiled code as AOTAutograd hands them on."""
     if type(outputs) is list:
         return outputs
-    return list(outputs) if type(outputs) is tuple else [outputs]
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 def _training(function: Any, detached: tuple[int, ...]) -> Call:

@@ -18,15 +18,19 @@ def backend_names() -> list[str]:
 
 
 def accelerators() -> list[str]:
-    """Devices other than the CPU, e.g. ``cuda:0 (NVIDIA H100, 80.0 GiB)``."""
+    """Devices other than the CPU, e.g. ``cuda:0 (NVIDIA H100, 80.0 GiB)``; the kind alone where
+    torch has no properties of it, as of ``mps``."""
     import torch
 
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return []
+    properties = getattr(torch.get_device_module(kind), "get_device_properties", None)
+    if properties is None:
+        return [kind.type]
     found = []
     for i in range(torch.accelerator.device_count()):
-        p = torch.get_device_module(kind).get_device_properties(i)
+        p = properties(i)
         found.append(f"{kind.type}:{i} ({p.name}, {p.total_memory / 2**30:.1f} GiB)")
     return found
 

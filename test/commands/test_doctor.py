@@ -15,6 +15,7 @@ from outputs import checked
 
 from memprof.cli import main
 from memprof.commands import doctor
+from memprof.commands._torch_compat import accelerators
 from memprof.commands.doctor import Diagnosis, ProbeResult, Status, examine, in_words
 from memprof.profiler.views.report import Style
 from memprof.profiler.views.report.text import render
@@ -230,3 +231,15 @@ def test_look() -> None:
     ]
     assert text.splitlines()[-1] == "Next: pip install torch (torch)"
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_device_of_which_torch_has_no_properties_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ``torch.mps`` has none."""
+    import torch
+
+    kind = torch.device("mps")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: kind)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: object())
+    assert accelerators() == ["mps"]

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.profiler.support.process_hooks import ForkSafeLock
+
 from . import _torch_compat as compat
 
 log = logging.getLogger("memprof")
@@ -39,6 +41,8 @@ Listener = Callable[[OutOfMemoryEvent], None]
 
 _listeners: list[Listener] = []
 _here = threading.local()
+_ATTACHING = ForkSafeLock()
+"""An observer of torch's cannot be taken back: several threads may come, and one is attached."""
 
 
 def added(to: list[Any], one: Any) -> Callable[[], None]:
@@ -60,8 +64,13 @@ def listen(listener: Listener) -> Callable[[], None]:
     return end
 
 
-@functools.cache
 def _attach() -> None:
+    with _ATTACHING:
+        _attach_once()
+
+
+@functools.cache
+def _attach_once() -> None:
     compat.on_out_of_memory(_observe)  # Where that cannot be done, it is not tried again.
 
 

@@ -81,8 +81,9 @@ def notes(result: dict[str, Any], rank: int) -> list[str]:
     ids=["one after the other", "at once"],
 )
 def test_stages_answer_one_another(tmp_path: Path, options: list[str]) -> None:
-    # WHEN the first stage is simulated, and then the last, or both and then the last again
-    result, _ = simulate(tmp_path, STAGES, "--world-size=2", *options)
+    # WHEN the first stage is simulated, and then the last, or both and then the last again, for as
+    # many steps: the answers of a stage that makes fewer begin anew
+    result, _ = simulate(tmp_path, STAGES, "--world-size=2", "--steps=3", *options)
     # THEN the first got gradients of the sizes of its outputs, which its notes say
     assert len(notes(result, 0)) == 2
     assert all(

@@ -30,6 +30,7 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -65,6 +66,9 @@ _FULL = ".full"
 _SERVES = ".serves"
 _OF_ENGINES = "EngineCore"
 """Beginning of the name that vLLM gives the process of its engine."""
+_COMPILES = "torch/_inductor/compile_worker"
+"""Part of the name of the program in which Inductor compiles. It looks at the device, puts nothing
+there, and is killed when the script ends, before it could say so."""
 _PERIOD_S = 0.2
 _PATIENCE_S = 5.0
 """Seconds for a main thread that computes to come out of it, before another thread answers."""
@@ -120,6 +124,8 @@ def note_training(folder: str) -> None:
 def follow(folder: str) -> None:
     """Follow this process, where torch has just been imported, and answer in ``folder`` if CUDA
     starts in it."""
+    if _COMPILES in sys.argv[0]:
+        return
     from memprof.simulated_cuda import control
 
     if control.simulated():

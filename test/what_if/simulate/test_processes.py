@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from memprof.what_if.simulate import processes
 from memprof.what_if.simulate.command_line import BadInput, Command, parse
 from memprof.what_if.simulate.failures import uncaught
 from memprof.what_if.simulate.outside import estimates
@@ -323,3 +325,14 @@ def test_an_exception_for_which_a_process_exits_is_its_failure(code: int) -> Non
         ends()
     (failure,) = found
     assert (failure.kind if failure is not None else None) == ("ValueError" if code else None)
+
+
+def test_a_process_in_which_inductor_compiles_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed with the script, and was an account that was missing."""
+    entry = Path(torch.__file__).parent / "_inductor/compile_worker/__main__.py"
+    assert entry.exists()
+    monkeypatch.setattr(sys, "argv", [str(entry)])
+    monkeypatch.setattr(processes, "_Process", None)
+    processes.follow(str(tmp_path))

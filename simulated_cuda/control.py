@@ -95,7 +95,7 @@ def kernels(sub: str = "", which: Literal["launched", "captured", "replayed"] = 
 
 
 def async_events(on: bool) -> None:
-    """Tells whether events become ready as simulated time passes, or at once."""
+    """Has events become ready as simulated time passes, or at once."""
     library().simgpu_async(int(on))
 
 

@@ -79,13 +79,14 @@ scale, as the step that its program sees no reason to leave out would."""
 _ALSO_WRITTEN = ("running_mean", "running_var")
 """Arguments that batch normalisation writes to, of which its schema says nothing."""
 _DECIDES = {
-    "bitwise_or": True,
-    "logical_or": True,
-    "bitwise_and": False,
-    "logical_and": False,
+    "bitwise_or": (True, {torch.bool}),
+    "logical_or": (True, {torch.bool}),
+    "bitwise_and": (False, INTEGERS),
+    "logical_and": (False, INTEGERS),
 }
-"""The boolean that decides an operator's result alone, whatever the other argument is: generation
-ends at its greatest length, also where the tokens that would have ended it are not known."""
+"""Of operators with two arguments the value, and its types, that decides the result alone, whatever
+the other argument is: generation ends at its greatest length, also where the tokens that would have
+ended it are not known."""
 _LEFT_ALONE = ("record_stream", "resize_", "set_", "zero_")
 """Operators that leave a tensor's elements as they are, whatever their schemas say, and one that
 sets memory or calls ``fill_``."""
@@ -206,8 +207,11 @@ def _wrapped(name: str, op: Any, special: Mapping[str, Special] | None, run: Ker
             tensors = _tensors(given.values())
             read = (x for key, x in given.items() if key not in replaced)
             device = next((t.get_device() for t in tensors if t.is_cuda), None)
-            known = name in _UPDATES or _all_known(tensors, read)
-            known = known or (decides is not None and _is_decided(tensors[:2], decides))
+            known = (
+                name in _UPDATES
+                or _all_known(tensors, read)
+                or (decides is not None and _is_decided(tensors[:2], *decides))
+            )
             computes = (
                 device is not None
                 and (known or (special is not None and _integers(tensors)))
@@ -265,13 +269,11 @@ def _all_known(tensors: list[torch.Tensor], read: Iterable[Any]) -> bool:
     return all(map(is_known, _tensors(read)))
 
 
-def _is_decided(tensors: list[torch.Tensor], value: bool) -> bool:
-    """Tells whether one of two tensors is known to have nothing but ``value``, all of whose bits
-    decide: False those of an integer as well."""
-    fitting = {torch.bool} if value else INTEGERS
-    if any(t.dtype not in fitting or t.nbytes > SMALL for t in tensors):
-        return False
-    return any(is_known(t) and bool((contents(t) == value).all()) for t in tensors)
+def _is_decided(tensors: list[torch.Tensor], value: bool, types: set[torch.dtype]) -> bool:
+    """Tells whether one of two tensors of such types is known to have nothing but ``value``."""
+    return all(t.dtype in types and t.nbytes <= SMALL for t in tensors) and any(
+        is_known(t) and bool((contents(t) == value).all()) for t in tensors
+    )
 
 
 def _integers(tensors: list[torch.Tensor]) -> bool:

@@ -17,12 +17,13 @@ as many bytes as are copied. Every element of a copy gets the value.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,10 @@ _FORMATS = {
     "torch.bool": "?",
 }
 _INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}
-_NO_INTEGERS = ("float", "complex")
+_STORAGE = "a storage"
+"""In place of the type of what is copied as bytes of which nobody knows what they are:
+``torch.save``."""
+_NO_INTEGERS = ("float", "complex", _STORAGE)
 """Are in the names of types that no size or branch is made of."""
 _LINES_NAMED = 3
 _READS = ("_local_scalar_dense", "copy_")
@@ -121,8 +125,18 @@ class HostReads:
 
     def install(self) -> None:
         """Learn of the types of tensors that are read, from here on."""
+        import torch
+
         from memprof.simulated_cuda.overrides import wrap_kernels
 
+        storages: Any = torch.UntypedStorage
+        copied = storages.cpu
+
+        def copy(storage: Any) -> Any:
+            with self._reading_as(_STORAGE):
+                return copied(storage)
+
+        storages.cpu = copy
         wrap_kernels("aten", {**dict.fromkeys(_READS, self._typed), "topk": self._choosing})
 
     def _choosing(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,14 +146,19 @@ class HostReads:
 
         return choose
 
+    @contextlib.contextmanager
+    def _reading_as(self, dtype: str) -> Iterator[None]:
+        outer = getattr(self._reading, "dtype", None)
+        self._reading.dtype = outer if outer == _STORAGE else dtype
+        try:
+            yield
+        finally:
+            self._reading.dtype = outer
+
     def _typed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def read(keys: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            outer = getattr(self._reading, "dtype", None)
-            self._reading.dtype = str(tensor.dtype)
-            try:
+            with self._reading_as(str(tensor.dtype)):
                 return run(keys, tensor, *args, **kwargs)
-            finally:
-                self._reading.dtype = outer
 
         return read
 

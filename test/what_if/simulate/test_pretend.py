@@ -250,12 +250,13 @@ def test_a_figure_that_hangs_on_a_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.simgpu
-def test_a_loss_that_is_looked_at_decides_nothing(tmp_path: Path) -> None:
+def test_a_loss_that_is_looked_at_decides_nothing_nor_does_what_is_saved(tmp_path: Path) -> None:
     source = """
-import torch
+import os, torch
 
 for dtype in (torch.float32, torch.bfloat16):
     print(torch.rand(4, device="cuda", dtype=dtype).sum().item())
+torch.save([torch.rand(4, device="cuda"), torch.rand((), device="cuda")], os.devnull)
 """
     result, _ = simulate(tmp_path, source)
     assert result["ranks"][0]["notes"] == []

@@ -121,8 +121,7 @@ class InputBackup:
                 continue
             if spec.nbytes > left:
                 break
-            there = _bytes_of(inputs[i].untyped_storage())
-            self.storages[spec.address] = there.to("cpu", copy=True)
+            self.storages[spec.address] = _bytes_of(inputs[i].untyped_storage().cpu())
             left -= spec.nbytes
         return left
 

@@ -350,11 +350,11 @@ class InnerCompile:
             RUNTIME.ledger.fallback(graph.record.id, f"storing {what}", error)
 
     def forward_description(self, torchs: Any) -> GraphDescription | None:
-        """The description of the forward that was compiled last; None if there is none, it is
-        unknown, or torch has changed what it says of it.
+        """The description of the forward, or graph without a backward, that was compiled last; None
+        if there is none, it is unknown, or torch has changed what it says of it.
 
         Args:
-            torchs: torch's metadata of the forward, as torch's own wrapper gets it; None where
+            torchs: torch's metadata of the graph, as torch's own wrapper gets it; None where
                 that counts a tensor subclass as one, of which the graph has the inner tensors.
         """
         forward = self._forward_graph

@@ -65,6 +65,7 @@ class Step(NamedTuple):
     Attributes:
         reserved, allocated: bytes, at most so far.
         held: bytes allocated now.
+        most_held: the most of these after any step so far.
         aside: whether its stream is not the default one.
     """
 
@@ -72,6 +73,7 @@ class Step(NamedTuple):
     allocated: int = 0
     held: int = 0
     aside: bool = False
+    most_held: int = 0
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class Leaving:
             now = now._replace(
                 reserved=max(now.reserved, before.reserved),
                 allocated=max(now.allocated, before.allocated),
+                most_held=max(now.held, before.most_held),
             )
             self._steps.append(now)
             last += 1
@@ -120,8 +123,7 @@ class Leaving:
     def _kept(self, step: int) -> int:
         """Bytes that are allocated after a step, from the second on, and were not after any before
         it."""
-        held = [seen.held for seen in self._steps[1 : step + 1]]
-        return held[-1] - max(held[:-1]) if len(held) > 1 else 0
+        return self._steps[step].held - self._steps[step - 1].most_held if step > 1 else 0
 
     def what_may_come(self, ended: str) -> str:
         """Says why a job that ``ended`` so may need more later, where it grew or what it prepared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from memprof.simulated_cuda.after_import import after_import
@@ -40,6 +41,29 @@ def on_partition(do: Callable[[Sequence[Any]], None]) -> None:
         partitioners.min_cut_rematerialization_partition = told
 
     after_import("torch._functorch.partitioners", wrap)
+
+
+def keep_lines_of_partitions(wrapper: Any) -> None:
+    """Let Inductor know the FX nodes of lines of code that it cuts into partitions, as for CUDA
+    graphs, in ``torch._inductor.codegen.wrapper``, which was just imported: torch 2.11 to 2.15 keep
+    the text of a partition only, so that neither its memory nor its kernels have a line of the
+    program."""
+    from torch._inductor.utils import LineContext
+
+    generator = wrapper.PythonWrapperCodegen
+    define = generator.define_subgraph_launcher_fn
+
+    def define_subgraph_launcher_fn(self: Any, name: str, subgraph_code: Any) -> None:
+        lines = self.subgraph_definitions._lines
+        begin = len(lines)
+        define(self, name, subgraph_code)
+        # What calls the partitions comes after them, and is of no node.
+        lines.append(LineContext(SimpleNamespace(stack_trace=None)))
+        # From the last on, which moves none before it.
+        for line, node in reversed(subgraph_code.line_map):
+            lines.insert(begin + line - 1, LineContext(node))
+
+    generator.define_subgraph_launcher_fn = define_subgraph_launcher_fn
 
 
 def fake_votes(stages: Any) -> None:

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -88,6 +89,25 @@ def before_compilations(call: Callable[[], None]) -> None:
     """Call ``call`` before Dynamo compiles something, which does not trace this package."""
     after_import("torch._dynamo.trace_rules", lambda m: m.add(__name__.rpartition(".")[0]))
     after_import("torch._dynamo.callback", lambda m: m.on_compile_start(lambda *_: call()))
+
+
+def after_loads_of_generated(call: Callable[[ModuleType], None]) -> None:
+    """Call ``call`` with each module of Inductor's generated code that has a ``call``, once."""
+
+    def install(codecache: Any) -> None:
+        load = codecache.PyCodeCache.load_by_key_path
+
+        @functools.wraps(load)
+        def load_by_key_path(*args: Any, **kwargs: Any) -> ModuleType:
+            module: ModuleType = load(*args, **kwargs)
+            function = vars(module).get("call")
+            if callable(function) and not hasattr(function, "__wrapped__"):
+                call(module)
+            return module
+
+        codecache.PyCodeCache.load_by_key_path = load_by_key_path
+
+    after_import("torch._inductor.codecache", install)
 
 
 def _before(module: Any, name: str, call: Callable[[], None]) -> None:

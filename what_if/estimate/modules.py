@@ -1,13 +1,12 @@
 """Which module launched something: ranges of the profiler around each call of a module.
 
-Global hooks of ``torch.nn`` name them while a step is followed. Compiled code has no calls of
-modules, and Dynamo would trace the hooks, or compile anew for them: a program with any has no time
-by module.
+Global hooks of ``torch.nn`` name them while a step is followed. Dynamo would trace the hooks, or
+compile anew for them: in a program with compiled code they are left out, and only that code's own
+lines name modules (``compiled_lines.py``).
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import weakref
@@ -15,6 +14,9 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as hooks
+
+from memprof.profiler.sources.allocator.owners import class_of_forward
+from memprof.profiler.sources.allocator.where import MODULE_IN_MODULE
 
 from . import _torch_compat
 
@@ -30,7 +32,7 @@ class ModuleRanges:
     """Ranges of the profiler, between ``begin`` and ``end``.
 
     Attributes:
-        whole: whether nothing was compiled, so that each call has one.
+        whole: whether none was cut short because something was compiled.
     """
 
     def __init__(self) -> None:
@@ -40,10 +42,10 @@ class ModuleRanges:
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
-        """Begin, unless something was compiled."""
+        """Begin; calls have none where something was compiled."""
+        self.whole = True
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is None or not dynamo.counters["stats"]["unique_graphs"]:
-            self.whole = True
             self._handles = [
                 hooks.register_module_forward_pre_hook(self._enter),
                 hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -81,13 +83,9 @@ class ModuleRanges:
     def _path(self, module: torch.nn.Module) -> str:
         path = self._paths.get(module)
         if path is None:
-            path = type(module).__name__
-            if self._calls.open:
-                above = self._calls.open[-1][0]
-                names = (name for name, child in above.named_modules() if child is module)
-                own = re.sub(r"\d+", "*", next(names, "")) or path
-                # Wrappers such as checkpointing's keep the module under a name of theirs.
-                parts = [part for part in own.split(".") if not part.startswith("_")]
-                path = ".".join((self._paths[above], *parts))
+            above = self._paths[self._calls.open[-1][0]] if self._calls.open else ""
+            own = class_of_forward(module)
+            same = not own or above.rpartition(MODULE_IN_MODULE)[2] == own
+            path = above if same else MODULE_IN_MODULE.join(filter(None, (above, own)))
             self._paths[module] = path  # Also of a call alone, to compute it again.
         return path

@@ -17,6 +17,7 @@ from memprof.simulated_cuda import control
 
 from . import _torch_compat
 from .communication import Collectives
+from .compiled_lines import CompiledLines
 from .modules import ModuleRanges
 from .timeline import Given, RecordedStep
 from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
@@ -34,6 +35,7 @@ class Recording:
     def __init__(self) -> None:
         self.problem = ""
         self._modules = ModuleRanges()
+        self._lines = CompiledLines()
         self._collectives: Collectives | None = None
         self._starting = False
         self._operations: dict[int, Operation] = {}
@@ -42,6 +44,7 @@ class Recording:
 
     def install(self) -> None:
         """Follow what is captured from now on."""
+        self._lines.install()
         _torch_compat.around_captures(self._begin_capture, self._end_capture)
         _torch_compat.before_profilers(lambda: self._give_way(_PROFILES_ITSELF))
         _torch_compat.before_swaps(lambda: self._give_way("the program swaps tensors"))
@@ -103,10 +106,12 @@ class Recording:
             self._profiler = _torch_compat.start_profiler()
         finally:
             self._starting = False
-        return self._profiler is not None
+        self._lines.on = self._profiler is not None
+        return self._lines.on
 
     def _end_profiler(self) -> Collection[Operation]:
         """Keep the operations of the session that ends, and return them."""
+        self._lines.on = False
         if self._profiler is None:
             return ()
         profiler, self._profiler = self._profiler, None
@@ -122,6 +127,7 @@ class Recording:
             return
         self.problem = problem
         self._profiler = None
+        self._lines.on = False
         try:
             _torch_compat.drop_profiler()
         except Exception as e:

@@ -21,8 +21,9 @@ class KindTime(msgspec.Struct, kw_only=True):
 
 class ModuleTime(msgspec.Struct, kw_only=True):
     """What calls of a module take on the device without those of modules inside of it, and their
-    backwards; of modules whose paths differ in numbers only, together. An empty path is what was
-    launched outside of such calls, by an optimizer for one."""
+    backwards. ``module`` is the classes whose ``forward`` ran, as ``Where.module_path``, so that
+    equal blocks of a model are together; empty of what was launched outside of such calls, by an
+    optimizer for one, and in a program with compiled code by modules that are not compiled."""
 
     module: str
     device_ns: int
@@ -37,7 +38,7 @@ class StepTime(msgspec.Struct, kw_only=True):
         device_ns: from the first begin to the last end, the host left out.
         host_ns: that the host takes for its launches alone; 0 where that was not measured.
         kinds: those that there are, in the order of ``work.KINDS``.
-        modules: those that there are, the longest first; none of compiled code.
+        modules: those that there are, the longest first.
         launches: by the host; the launch of a graph is one.
         unknown: launches whose work is not known, which count as none, or whose FLOPs are not.
         at_least: kinds of which some were not measured, and count at the speed of the data sheet.

@@ -28,7 +28,7 @@ from memprof.profiler.model import Profile
 from memprof.profiler.support.run_main import CannotRun, run_main
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.after_import import after_import
-from memprof.what_if._torch_compat import fake_votes
+from memprof.what_if._torch_compat import fake_votes, keep_lines_of_partitions
 
 from .changes import (
     change_of,
@@ -139,6 +139,7 @@ class _Run:
         threading.excepthook = functools.partial(self._thread_died, threading.excepthook)
         self._make_changes()  # Before the allocator's settings are looked at.
         after_import("torch", self._torch_is_there)
+        after_import("torch._inductor.codegen.wrapper", keep_lines_of_partitions)
         put_settings(self._settings)
         if self._request.count_flops:
             self._partitions = count_partitions()

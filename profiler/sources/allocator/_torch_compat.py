@@ -318,8 +318,7 @@ def frames_of_generated(file: str, line: int) -> list[SourceFrame]:
     if codecache is None:
         return []
     found = codecache.PyCodeCache.stack_frames_for_code(file, line) or []
-    frames = [SourceFrame(f["filename"], int(f["line"]), f["name"]) for f in found]
-    return frames[::-1]
+    return [SourceFrame(f["filename"], int(f["line"]), f["name"]) for f in found]
 
 
 def without_torch_function() -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import _torch_compat as compat
-from .where import is_of_program
+from .where import MODULE_IN_MODULE, is_of_program
 
 Owners = dict[int, str]
 """Modules that own storages, as ``Where.module_path``, by the address of their first byte; of a
@@ -39,16 +39,26 @@ def owners(
             kept = list(state.values()) if isinstance(state, dict) else []
             for one in (tensor, compat.gradient_of(tensor), *kept):
                 for address, _ in compat.memory_of(one, "cuda"):
-                    known.setdefault(address, " > ".join(classes))
+                    known.setdefault(address, MODULE_IN_MODULE.join(classes))
     # What a module has of its own goes first: an attribute may be a view of another's parameter.
     attributes: Owners = {}
-    named = [(module, " > ".join(classes)) for module, classes in walked]
+    named = [(module, MODULE_IN_MODULE.join(classes)) for module, classes in walked]
     for owner, path in (*named, *((other, type(other).__name__) for other in others)):
         for name, value in list(owner.__dict__.items()):
             for tensor in _tensors_in(value):
                 for address, _ in compat.memory_of(tensor, "cuda"):
                     attributes.setdefault(address, f"{path}.{name}")
     return attributes | known
+
+
+def class_of_forward(module: torch.nn.Module) -> str:
+    """The class in whose text a module's ``forward`` stands, as FSDP makes others of it; empty for
+    wrappers of torch's, such as checkpointing's, and where it cannot be read."""
+    forward: Any = type(module).forward
+    if not hasattr(forward, "__code__") or not is_of_program(forward.__code__.co_filename):
+        return ""
+    name: str = getattr(forward, "__qualname__", "").rpartition(".forward")[0]
+    return name.rpartition(".")[2]
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -67,11 +77,8 @@ def _walk(
 ) -> Iterator[tuple[torch.nn.Module, tuple[str, ...]]]:
     """A module and all inside of it, each once, with the classes that are called on the way."""
     seen.add(id(module))
-    # The class in whose text ``forward`` stands: FSDP makes others of it.
-    forward: Any = type(module).forward
-    name = getattr(forward, "__qualname__", "").rpartition(".forward")[0].rpartition(".")[2]
-    called = hasattr(forward, "__code__") and is_of_program(forward.__code__.co_filename)
-    classes = (*above, name) if called and name not in ("", *above[-1:]) else above
+    name = class_of_forward(module)
+    classes = (*above, name) if name not in ("", *above[-1:]) else above
     yield module, classes
     for child in _has(module, "_modules"):
         if id(child) not in seen:

@@ -42,6 +42,8 @@ _OWN = str(Path(os.path.abspath(__file__)).parents[3]) + os.sep
 """Folder that memprof is in, installed or not."""
 
 _NODES = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
+MODULE_IN_MODULE = " > "
+"""Stands between the classes of modules in one text."""
 _TARGET = re.compile(r"^\s*(\w+) = ")
 _NO_USE = re.compile(r"^\s*(#|del |assert_|\w+ = empty_strided|\w+ = tracked_empty|with )")
 
@@ -77,7 +79,7 @@ class Where:
     @property
     def module_path(self) -> str:
         """The modules in one text."""
-        return " > ".join(self.modules)
+        return MODULE_IN_MODULE.join(self.modules)
 
 
 _CALLS_FORWARD = re.compile(r"[/\\]torch[/\\](utils[/\\]checkpoint|nn[/\\]modules[/\\]module)\.py$")
@@ -154,19 +156,24 @@ def nodes_of_buffer(file: str, name: str) -> str:
 def where(frames: Sequence[SourceFrame]) -> Where:
     """Place in the program of a request with these frames, innermost first."""
     generated = next((f for f in frames if is_generated(f.file)), None)
-    modules: list[str] = []
-    for frame in reversed(frames):
-        if frame.function == "forward" and is_of_program(frame.file):
-            name = _class_at(frame.file, frame.line)
-            if name and (not modules or modules[-1] != name):
-                modules.append(name)
     inner = itertools.takewhile(lambda f: f.function != _ENGINE, frames)
     recomputed = compiled_at(generated).recomputed or any(
         _CALLS_FORWARD.search(f.file) for f in inner
     )
     nodes = _nodes(generated) if generated is not None else ""
     lines = line_and_library(user_lines(frames))
-    return Where(*lines, tuple(modules), generated, nodes, recomputed)
+    return Where(*lines, modules_in(frames), generated, nodes, recomputed)
+
+
+def modules_in(frames: Sequence[SourceFrame]) -> tuple[str, ...]:
+    """Classes whose ``forward`` is among the frames, outermost first."""
+    modules: list[str] = []
+    for frame in reversed(frames):
+        if frame.function == "forward" and is_of_program(frame.file):
+            name = _class_at(frame.file, frame.line)
+            if name and (not modules or modules[-1] != name):
+                modules.append(name)
+    return tuple(modules)
 
 
 def is_of_program(file: str) -> bool:

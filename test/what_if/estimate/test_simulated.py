@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,77 @@ def test_collectives_of_a_rank(tmp_path: Path, kind: str, nbytes: int, beside: b
         assert max(others, found["device_ns"]) < time["device_ns"] < 0.99 * in_turn
     else:
         assert time["device_ns"] == pytest.approx(in_turn, rel=1e-3)
+
+
+LAYERS = """
+import sys, torch
+
+class First(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(1024, 1024, bias=False)
+        self.b = torch.nn.Linear(1024, 1024, bias=False)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+class Last(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = torch.nn.Linear(1024, 1024, bias=False)
+
+    def forward(self, x):
+        return self.c(x)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = First(), Last()
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+model = Model().to("cuda", torch.bfloat16)
+act = {
+    "eager": lambda: model,
+    "inductor": lambda: torch.compile(model),
+    "reduce-overhead": lambda: torch.compile(model, mode="reduce-overhead"),
+    "memprof": lambda: torch.compile(model, backend="memprof"),
+}[sys.argv[1]]()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+for _ in range(9):
+    torch.compiler.cudagraph_mark_step_begin()
+    act(x).backward(x)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def of_layers(tmp_path: Path, how: str) -> tuple[dict[str, int], list[str]]:
+    """What each class of modules takes on the device in ns, without its linear layers' own rows,
+    and modules of which compiled code has memory at the peak."""
+    script = tmp_path / "script.py"
+    script.write_text(LAYERS)
+    words = ("--gpu", "h200-141gb", "--", "python", str(script), how)
+    (rank,) = checked("simulate", memprof("simulate", "--json", *words).stdout)["ranks"]
+    times: Counter[str] = Counter()
+    for row in rank["time"]["modules"]:
+        times[row["module"].removesuffix(" > Linear")] += row["device_ns"]
+    rows = rank["accounts"][0]["rows"]
+    return dict(times), sorted({r["modules"] for r in rows if r["compiled"]})
+
+
+@pytest.mark.parametrize("how", ["inductor", "reduce-overhead", "memprof"])
+def test_compiled_code_has_the_modules_of_eager_code(tmp_path: Path, how: str) -> None:
+    eager, _ = of_layers(tmp_path, "eager")
+    compiled, owners = of_layers(tmp_path, how)
+    # THEN products are the same, compiled now or taken from Inductor's cache
+    for name in ("Model > First", "Model > Last"):
+        assert compiled[name] == pytest.approx(eager[name], rel=0.01)
+    assert of_layers(tmp_path, how)[0] == compiled
+    # AND memory has the same modules
+    assert "Model > First" in owners
 
 
 def test_fit_says_samples_a_second_and_finds_the_fastest(tmp_path: Path) -> None:

@@ -304,6 +304,24 @@ def backward():
         loss.backward()  # the backward
 
 
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        return self.net(x)  # the outer call
+
+
+def by_inductor():
+    net = torch.compile(Outer())
+    x = batch(2048)
+    net(x).sum().backward()
+    fill(leave=24)
+    with fails("by_inductor"):
+        net(x)
+
+
 def inference():
     net = compiled(Net())
     with torch.no_grad():
@@ -355,7 +373,7 @@ def uncaught():
 
 
 # The first two first: a pool of graphs that are gone is given back where there is no more memory.
-for program in (warm_up, recording, forward, backward, inference, uncaught):
+for program in (warm_up, recording, forward, backward, by_inductor, inference, uncaught):
     try:
         program()
     except torch.OutOfMemoryError:
@@ -387,6 +405,10 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     assert "the backward" in report.failure.called_from.code
     assert report.holds(Category.ACTIVATION) >= 2048 * 4096 * 4
 
+    report = found["by_inductor"]
+    assert report.failure.modules == "Outer > Net"
+    assert "the widest" in report.code or "the way back" in report.code
+
     if not eager:  # Nothing is kept for a backward, so none could compute it again.
         report = found["inference"]
         assert report.failure.graph.endswith("inference")
@@ -411,7 +433,7 @@ def test_compiled_code(tmp_path: Path, eager: bool) -> None:
     assert entry.reason.startswith("out of memory on cuda:0: ")
     assert "a device ran out of memory, times: 1" in _text(tmp_path / "run.memprof")
     # One each, and three of the recording, which is tried once more before it runs plainly.
-    assert log.count("Out of memory on cuda:0") == 8
+    assert log.count("Out of memory on cuda:0") == 9
 
 
 _PIECES = """

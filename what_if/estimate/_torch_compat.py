@@ -24,6 +24,8 @@ OF_MODULE = "memprof module "
 _BACKWARD = "autograd::engine::evaluate_function"
 """Begin of the name of a function of the backward, whose number is that of its forward."""
 
+_profiler: Any = torch._C._profiler
+
 set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
 """Sets which function compiles frames of Python, None for none, and returns the one before."""
 
@@ -124,7 +126,7 @@ def _before(module: Any, name: str, call: Callable[[], None]) -> None:
 def enter_range(name: str) -> Any:
     """Enter a range of the profiler and return its context. It is no operator, so that modes such
     as that of selective checkpointing do not see it."""
-    entered: Any = torch._C._profiler._RecordFunctionFast(name)
+    entered: Any = _profiler._RecordFunctionFast(name)
     entered.__enter__()
     return entered
 
@@ -172,26 +174,22 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
     pending = [(root, _Inside()) for root in recorded.experimental_event_tree()]
     while pending:
         event, place = pending.pop()
-        kind = event.tag.name
-        if kind == "Allocation":
-            size = event.extra_fields.alloc_size
+        fields = event.extra_fields  # Their class is known sooner than the event's tag.
+        if isinstance(fields, _profiler._ExtraFields_Allocation):
             around = place.operation
-            if around is not None and size > 0 and event.extra_fields.device.type == "cuda":
-                around.allocated += size
+            if around is not None and fields.alloc_size > 0 and fields.device.type == "cuda":
+                around.allocated += fields.alloc_size
             continue
-        if kind == "TorchOp":
-            place = _within(event, place, modules, backwards, formulas)
-            if place.operation is not None:
-                found[first + event.correlation_id] = place.operation
-                if place.whole and "convolution" in event.name:
-                    convolutions[event.correlation_id] = place.operation
+        if isinstance(fields, _profiler._ExtraFields_TorchOp):
+            number = event.correlation_id
+            place = _within(event, number, fields, place, modules, backwards, formulas)
+            operation = place.operation
+            if operation is not None:
+                found[first + number] = operation
+                if place.whole and "convolution" in operation.name:
+                    convolutions[number] = operation
         pending += [(child, place) for child in event.children]
-    of_backwards: dict[int, str] = {}
-    for event in recorded.events() if modules else ():
-        sequence = backwards.get(event.correlation_id())
-        if sequence is not None:
-            forward = event.fwd_thread_id(), sequence
-            of_backwards[event.correlation_id()] = modules.get(forward, "")
+    of_backwards = _modules_of_backwards(recorded, modules, backwards)
     for made in found.values():
         made.module = made.module or of_backwards.get(made.backward, "")
     # Their strides and masks are lists, which the trees leave out.
@@ -202,7 +200,24 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
     return found
 
 
-@dataclass(frozen=True, slots=True)
+def _modules_of_backwards(
+    recorded: Any, modules: Mapping[tuple[int, int], str], backwards: Mapping[int, int]
+) -> dict[int, str]:
+    """The modules of functions of the backward, by their correlation number: each thread of a
+    forward counts for itself, and only the list of events, which takes long, tells them apart."""
+    threads = {thread for thread, _ in modules}
+    if len(threads) == 1:
+        (thread,) = threads
+        return {b: modules.get((thread, n), "") for b, n in backwards.items()}
+    found = {}
+    for event in recorded.events() if threads else ():
+        number = event.correlation_id()
+        if number in backwards:
+            found[number] = modules.get((event.fwd_thread_id(), backwards[number]), "")
+    return found
+
+
+@dataclass(slots=True)  # Frozen it takes three times as long.
 class _Inside:
     """What an event is inside of: an operation, ``whole`` if that has a formula; the call of a
     module; a function of the backward, by its correlation number."""
@@ -215,22 +230,25 @@ class _Inside:
 
 def _within(
     event: Any,
+    number: int,
+    fields: Any,
     place: _Inside,
     modules: dict[tuple[int, int], str],
     backwards: dict[int, int],
     formulas: Mapping[str, object],
 ) -> _Inside:
-    """The place inside of an operation. ``modules`` gets the module of a forward by its thread and
-    autograd's number, which an operation that needs no gradient shares with the next that does: the
-    last, which is met first; ``backwards`` those numbers of functions of the backward."""
+    """The place inside of an operation with this correlation ``number``. ``modules`` gets the
+    module of a forward by its thread and autograd's number, which an operation that needs no
+    gradient shares with the next that does: the last, which is met first; ``backwards`` those
+    numbers of functions of the backward."""
     name: str = event.name
     if name.startswith(OF_MODULE):
         return replace(place, module=name.removeprefix(OF_MODULE))
-    sequence = event.extra_fields.sequence_number
+    sequence = fields.sequence_number
     if sequence >= 0:
         if name.startswith(_BACKWARD):
-            backwards[event.correlation_id] = sequence
-            place = replace(place, backward=event.correlation_id)
+            backwards[number] = sequence
+            place = replace(place, backward=number)
         elif place.module:
             modules.setdefault((event.start_tid, sequence), place.module)
     # Memory that one asks for is its caller's result.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -37,22 +37,25 @@ def step_time(
     if table is not None:
         table = replace(table, speed=speed)
     rates = table or speed
-    durations = [0.0 if g.work is None else rates.ns(g.work, tf32) for g in step.given]
+    # Layers that are alike have equal work.
+    works = Counter(g.work for g in step.given if g.work is not None)
+    times = {work: rates.ns(work, tf32) for work in works}
+    durations = [0.0 if g.work is None else times[g.work] for g in step.given]
     rows: dict[str, KindTime] = {}
     by_module: defaultdict[str, float] = defaultdict(float)
     by_type: defaultdict[str, int] = defaultdict(int)
     at_least: set[str] = set()
     least = 0.0
-    for thing, duration in zip(step.given, durations, strict=True):
-        if thing.work is not None:
-            _count(rows, thing.work, duration)
-            by_module[thing.work.module] += duration
-            by_type[type_of(thing.work, tf32)] += thing.work.flops
-            if table is not None and not table.knows(thing.work):
-                at_least.add(thing.work.kind)
-            # Streams share the device's units: beside one another they are no faster than in turn
-            # at full speed.
-            least += 0.0 if thing.work.kind in (COPY, COMMUNICATION) else speed.ns(thing.work, tf32)
+    for work, launches in works.items():
+        _count(rows, work, launches, times[work])
+        by_module[work.module] += launches * times[work]
+        by_type[type_of(work, tf32)] += launches * work.flops
+        if table is not None and not table.knows(work):
+            at_least.add(work.kind)
+        # Streams share the device's units: beside one another they are no faster than in turn at
+        # full speed.
+        if work.kind not in (COPY, COMMUNICATION):
+            least += launches * speed.ns(work, tf32)
     # Of several types, as if all ran at the peak of theirs.
     at_peak = sum(flops / speed.peak(dtype) for dtype, flops in by_type.items())
     host = 0.0
@@ -77,12 +80,12 @@ def step_time(
     )
 
 
-def _count(rows: dict[str, KindTime], work: Work, duration: float) -> None:
+def _count(rows: dict[str, KindTime], work: Work, launches: int, duration: float) -> None:
     row = rows.get(work.kind)
     if row is None:
         row = KindTime(kind=work.kind, launches=0, device_ns=0, flops=0, nbytes=0)
         rows[work.kind] = row
-    row.launches += 1
-    row.device_ns += int(duration)
-    row.flops += work.flops
-    row.nbytes += work.nbytes
+    row.launches += launches
+    row.device_ns += int(launches * duration)
+    row.flops += launches * work.flops
+    row.nbytes += launches * work.nbytes

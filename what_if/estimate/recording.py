@@ -78,7 +78,9 @@ class Recording:
         # What it makes is kept; collections on the way would look at all of it, again and again.
         with collector_paused():
             self._end_profiler()
-            return self._joined(control.logged())
+            step = self._joined(control.logged())
+            self._operations.clear()  # Tens of thousands, which later searches would look at.
+            return step
 
     # A program's capture is worth more than its time.
     def _begin_capture(self) -> bool:
@@ -144,7 +146,8 @@ class Recording:
         formulas = _torch_compat.flop_formulas()
         for number, operation in launched.items():
             _torch_compat.describe(operation)
-            works[number] = of_operation(operation, formulas)
+            module = operation.module if self._modules.whole else ""
+            works[number] = replace(of_operation(operation, formulas), module=module)
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
         for record in logged:
             work = self._work_of(record, works)
@@ -184,6 +187,7 @@ class Recording:
         if operation is None:
             return None
         work = works[id(operation)]
-        share = max(1, operation.launches)
-        flops, nbytes = work.flops // share, work.nbytes // share
-        return replace(work, flops=flops, nbytes=nbytes, module=module)
+        share = operation.launches
+        if share <= 1:
+            return work
+        return replace(work, flops=work.flops // share, nbytes=work.nbytes // share)

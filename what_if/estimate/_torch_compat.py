@@ -87,6 +87,23 @@ def before_swaps(call: Callable[[], None]) -> None:
     _before(torch._C, "_swap_tensor_impl", call)
 
 
+def before_waits(call: Callable[[Any], None]) -> None:
+    """Call ``call`` with each work of a process group before it is waited for; the work of groups
+    whose other ranks are not there has a class of its own."""
+    kinds: tuple[Any, Any] = torch._C._distributed_c10d.Work, torch._C._distributed_c10d.FakeWork
+    for kind in kinds:
+        kind.wait = _waiting(kind.wait, call)
+
+
+def _waiting(wait: Callable[..., Any], call: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(wait)
+    def waits(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call(self)
+        return wait(self, *args, **kwargs)
+
+    return waits
+
+
 def before_compilations(call: Callable[[], None]) -> None:
     """Call ``call`` before Dynamo compiles something, which does not trace this package."""
     after_import("torch._dynamo.trace_rules", lambda m: m.add(__name__.rpartition(".")[0]))

@@ -9,8 +9,9 @@ bandwidth": of a buffer of ``S`` bytes, ``n`` ranks send ``2 S (n - 1) / n`` eac
 group is on several hosts they go over the network, through that of all of its GPUs of a host, as
 rings do; what is sent from one rank to another uses that of its GPU alone. One that its caller
 waits for is done on its stream, as NCCL does it since torch 2.8; another beside all, on a stream of
-its group, until ``wait_tensor`` asks for its tensor, or to the end of the step: what waits for it
-otherwise is not seen. Those of a captured graph are not followed. So it is a bound, too, but for
+its group, until ``wait_tensor`` asks for its tensor or ``Work.wait`` for it, or to the end of the
+step: what waits for it otherwise, as for a future, is not seen. Those of a captured graph are not
+followed. So it is a bound, too, but for
 switches that add up themselves (NVLink SHARP), which can be faster.
 
 An event on the caller's stream marks the collective's place in the log of work.
@@ -29,6 +30,7 @@ import torch
 from memprof.simulated_cuda import control
 from memprof.simulated_cuda.overrides import Kernel, wrap_kernels
 
+from . import _torch_compat
 from .timeline import Given
 from .work import COMMUNICATION, Work
 
@@ -80,6 +82,7 @@ class Collectives:
         self._per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._marks: dict[int, _Mark] = {}
         self._of_tensors: dict[int, int] = {}
+        self._of_works: dict[int, tuple[Any, int]] = {}
         self._streams: dict[str, int] = {}
 
     def install(self) -> None:
@@ -87,6 +90,7 @@ class Collectives:
         names = (*_BUFFERS, *_WHOLE)
         wrap_kernels("c10d", {name: functools.partial(self._around, name) for name in names})
         wrap_kernels("_c10d_functional", {"wait_tensor": self._around_wait})
+        _torch_compat.before_waits(self._before_wait)
 
     def given(self, record: control.Logged) -> Iterator[Given]:
         """What streams were given where the log has this record of an event."""
@@ -107,7 +111,7 @@ class Collectives:
             result = run(keys, *args, **kwargs)
             if self.on:
                 try:
-                    self._note(name, args)
+                    self._note(name, args, result)
                 except Exception as e:  # A program's collective is worth more than its time.
                     self.problem = repr(e)
             return result
@@ -123,7 +127,13 @@ class Collectives:
 
         return wait
 
-    def _note(self, name: str, args: tuple[Any, ...]) -> None:
+    def _before_wait(self, work: Any) -> None:
+        # The work is kept with its event, so that no other one has its id.
+        _, waited = self._of_works.pop(id(work), (None, 0))
+        if waited and self.on:
+            self._mark(functools.partial(_Mark, waited=waited))
+
+    def _note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         place = next(i for i, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
         group = torch.distributed.ProcessGroup.unbox(args[place])
         ranks = group.size()
@@ -149,6 +159,9 @@ class Collectives:
         event = self._mark(functools.partial(_Mark, work=work, stream=stream))
         if stream:
             self._of_tensors |= {t.data_ptr(): event for t in tensors[0]}
+            returned = result if isinstance(result, tuple) else (result,)
+            pending = torch.distributed.Work.unbox(returned[-1])
+            self._of_works[id(pending)] = pending, event
 
     def _mark(self, make: Callable[[torch.cuda.Event], _Mark]) -> int:
         if torch.cuda.is_current_stream_capturing():

@@ -93,7 +93,9 @@ def refuse_symmetric_memory(module: Any) -> None:
 def _hand_back(group: Any, bucket: Any) -> Any:
     import torch
 
-    group.allreduce([bucket.buffer()])
+    work = group.allreduce([bucket.buffer()])
+    # As DDP's reducer, which waits for all buckets where the backward ends.
+    torch.autograd.Variable._execution_engine.queue_callback(work.wait)
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

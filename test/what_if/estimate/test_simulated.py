@@ -80,6 +80,8 @@ layers = [torch.nn.Linear(1024, 1024, bias=False, device="cuda") for _ in range(
 model = torch.nn.Sequential(*layers)
 if sys.argv[1] == "ddp":
     model = torch.nn.parallel.DistributedDataParallel(model)
+elif sys.argv[1].startswith("by hand"):
+    pass
 elif sys.argv[1] == "fsdp":
     for layer in layers:
         fully_shard(layer)
@@ -90,7 +92,12 @@ else:
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(2048, 1024, device="cuda")
 for _ in range(4):
-    model(x).sum().backward()
+    y = model(x)
+    if sys.argv[1].startswith("by hand"):
+        work = dist.all_reduce(y.detach(), async_op=True)
+        if sys.argv[1].endswith("waited for"):
+            work.wait()
+    y.sum().backward()
     optimizer.step()
     optimizer.zero_grad()
 """
@@ -101,8 +108,10 @@ OUTPUT = 8 << 20
 @pytest.mark.parametrize(
     ("kind", "nbytes", "beside"),
     [
-        # An all-reduce of each gradient, which nothing waits for within the step.
+        # An all-reduce of each gradient, for which the end of the backward waits.
         ("ddp", 2 * 2 * WEIGHT, True),
+        ("by hand", 2 * OUTPUT, True),
+        ("by hand, waited for", 2 * OUTPUT, False),
         # Both weights gathered in forward and backward, and each gradient scattered.
         ("fsdp", (4 + 2) * WEIGHT, True),
         # The output of the second layer is a sum over ranks.

@@ -16,7 +16,7 @@ struct Record {
   uint64_t operation;  // 0 where there was none
   uint64_t stream;     // 0 is the default stream
   uint64_t subject;    // an event, or a graph's node, by its address; else 0
-  uint64_t bytes;      // of copies and sets
+  uint64_t bytes;      // of copies and sets; of a kernel, how many threads
   int64_t m, n, k, batches;
   const char* name;  // of a kernel
   int32_t kind;      // OpKind or LogKind
@@ -60,6 +60,10 @@ Record record_of(uint64_t stream, const Op& op) {
   record.k = op.work.k;
   record.batches = op.work.batches;
   if (op.kernel) record.name = the_log().names.insert(op.kernel->name).first->c_str();
+  if (op.kind == OP_KERNEL) {
+    record.bytes = 1;
+    for (int i = 0; i < 3; i++) record.bytes *= (uint64_t)op.grid[i] * op.block[i];
+  }
   if (op.kind == OP_MEMCPY || op.kind == OP_MEMSET)
     record.bytes = op.width * op.height * op.element_size;
   if (op.kind == OP_MEMCPY) record.type = is_device(op.src) + 2 * is_device(op.dst);

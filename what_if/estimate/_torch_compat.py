@@ -168,6 +168,12 @@ def start_profiler() -> Any | None:
     return profiler
 
 
+def let_rest(rests: bool) -> None:
+    """Have torch's profilers follow no operations that begin from now on in this thread, and in
+    backwards that it calls, or follow them again."""
+    torch._C._autograd._enable_record_function(not rests)
+
+
 def stop_profiler(profiler: Any) -> Any:
     """Stop it, and return what Kineto recorded."""
     profiler.stop()

@@ -18,6 +18,7 @@ from memprof.simulated_cuda import control
 from . import _torch_compat
 from .communication import Collectives
 from .compiled_lines import CompiledLines
+from .micro_batches import MicroBatches
 from .modules import ModuleRanges
 from .timeline import Given, RecordedStep
 from .work import COPY, OTHER, SET, Operation, Work, of_operation, of_product
@@ -36,6 +37,7 @@ class Recording:
         self.problem = ""
         self._modules = ModuleRanges()
         self._lines = CompiledLines()
+        self._micro_batches = MicroBatches(self._rest)
         self._collectives: Collectives | None = None
         self._starting = False
         self._operations: dict[int, Operation] = {}
@@ -45,6 +47,7 @@ class Recording:
     def install(self) -> None:
         """Follow what is captured from now on."""
         self._lines.install()
+        self._micro_batches.install()
         _torch_compat.around_captures(self._begin_capture, self._end_capture)
         _torch_compat.before_profilers(lambda: self._give_way(_PROFILES_ITSELF))
         _torch_compat.before_swaps(lambda: self._give_way("the program swaps tensors"))
@@ -61,7 +64,12 @@ class Recording:
             return False
         self._modules.begin()
         self._log(True)
+        self._micro_batches.next_step(follows=True)
         return True
+
+    def pass_step(self) -> None:
+        """Let a step go by that is not followed."""
+        self._micro_batches.next_step(follows=False)
 
     def _log(self, on: bool) -> None:
         control.log(on)
@@ -72,6 +80,7 @@ class Recording:
     def end(self) -> RecordedStep | None:
         """End the step; None if the program began to profile itself in it."""
         self._log(False)
+        self._micro_batches.next_step(follows=False)
         self._modules.end()
         if self._profiler is None:
             return None
@@ -81,6 +90,10 @@ class Recording:
             step = self._joined(control.logged())
             self._operations.clear()  # Tens of thousands, which later searches would look at.
             return step
+
+    def _rest(self, rests: bool) -> None:
+        self._lines.on = self._profiler is not None and not rests
+        _torch_compat.let_rest(rests)
 
     # A program's capture is worth more than its time.
     def _begin_capture(self) -> bool:
@@ -149,8 +162,8 @@ class Recording:
             module = operation.module if self._modules.whole else ""
             works[number] = replace(of_operation(operation, formulas), module=module)
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
-        for record in logged:
-            work = self._work_of(record, works)
+        found = [(record, self._work_of(record, works)) for record in logged]
+        for record, work in self._micro_batches.completed(found):
             if record.kind == control.KERNEL and work is None:
                 unknown += 1
                 work = Work(OTHER)

@@ -73,6 +73,7 @@ class StepTimes:
                 self.time = step_time(recorded, self._gpu, tf32=kinds, links=self._links)
         # Once: in one of hundreds of runs a second session of Kineto's ended the process.
         if self._tried or last or steps + 1 < self._first:
+            self._recording.pass_step()
             return
         self._tried = True
         self._follows = self._recording.begin()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from memprof.what_if.estimate import _torch_compat
+from memprof.what_if.estimate import _torch_compat, micro_batches
 from memprof.what_if.estimate.estimating import step_time
 from memprof.what_if.estimate.recording import Recording
 from memprof.what_if.estimate.steps import StepTimes
@@ -246,6 +246,46 @@ def test_launches_have_the_module_of_their_forward(recording: Recording) -> None
     # AND the program has no hooks afterwards
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def accumulates(micro_batches: list[int]) -> Callable[[], None]:
+    """A step that clips gradients of as many micro-batches as the next of these numbers says."""
+    model = Twice().cuda()
+    x = torch.ones(8, 32, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    numbers = iter(micro_batches)
+
+    def act() -> None:
+        for _ in range(next(numbers)):
+            model(x).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return act
+
+
+def test_micro_batches_in_the_middle_count_as_those_that_are_followed(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a step of which all micro-batches are followed
+    monkeypatch.setattr(micro_batches, "FEWEST", 99)
+    whole = followed(recording, accumulates([6, 6]))
+    # WHEN only the first and the last are
+    monkeypatch.setattr(micro_batches, "FEWEST", 4)
+    step = followed(recording, accumulates([6, 6]))
+    # THEN each launch has its work and its module
+    assert [g.work for g in step.given] == [g.work for g in whole.given]
+    assert step.unknown == 0
+
+
+def test_what_comes_after_fewer_micro_batches_than_before_is_not_known(
+    recording: Recording,
+) -> None:
+    step = followed(recording, accumulates([6, 3]))
+    # THEN gradients are clipped and the optimizer steps while the profiler rests
+    assert 0 < step.unknown < len(step.given)
+    assert [w.module for w in works(step, PRODUCT)].count("Twice > Linear") == 3 * 5
+    assert not recording.problem
 
 
 def test_what_is_compiled_in_the_step_knows_nothing_of_it(recording: Recording) -> None:

@@ -66,6 +66,8 @@ def simulated_environment(
     result["TRITON_LIBCUDA_PATH"] = str(folder)
     major, minor = device.capability
     kind = f"{torch.version.replace('+', '-')}-sm{major}{minor}{'-values' if values else ''}"
+    # What an older memprof has kept has no lines of partitions (``keep_lines_of_partitions``).
+    kind += "-lines"
     compiled = cache_folder(result) / "compiled" / kind
     for variable, name in _CACHES.items():
         chosen = result.get(variable)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .program import *
     from .provenance import *
     from .step import *
+    from .step_time import *
     from .tracker import *
 
 # Each only if none before has the name: a module also has the names that it imports.
@@ -43,6 +44,7 @@ _HOMES = (
     "tracker",
     "profile",
     "step",
+    "step_time",
 )
 
 

@@ -14,6 +14,7 @@ from .held import Held
 from .ledger import LedgerEntry
 from .limits import LARGEST, Count, Int, Positive
 from .provenance import SourceFrame
+from .step_time import StepTime
 from .tracker import RunState, TrackerRecord
 
 
@@ -158,6 +159,7 @@ class Profile:
         totals: what the allocators of devices counted at ``created_ns``; of a process that runs the
             latest that it has written.
         resident: bytes of physical memory that the process had then, None if not known.
+        step_time: of the step that ``memprof simulate`` has followed, None if it followed none.
         complete: False if the process never came to the end of its session: the
             file of a job that was killed, or that still runs.
         left_out: what a reader has not read, a line each: from which byte on, why, and the path of
@@ -186,6 +188,7 @@ class Profile:
     optimizer_state: dict[str, Count] = field(default_factory=dict)
     totals: list[DeviceTotals] = field(default_factory=list)
     resident: Int | None = None
+    step_time: StepTime | None = None
     complete: bool = True
     left_out: list[str] = field(default_factory=list)
 

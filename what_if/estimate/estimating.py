@@ -8,9 +8,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from memprof.profiler.model import KindTime, ModuleTime, StepTime
+
 from .kernel_table import table_of
 from .speed import speeds, type_of
-from .step_time import KindTime, ModuleTime, StepTime
 from .timeline import RecordedStep, device_ns
 from .work import COMMUNICATION, COPY, KINDS, Work
 

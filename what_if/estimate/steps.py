@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from memprof.profiler.model import StepTime
 from memprof.simulated_cuda import control
 
 from . import _torch_compat
 from .estimating import step_time
 from .recording import Recording
-from .step_time import StepTime
 
 FIRST = 3
 """The first step that is followed: with CUDA graphs it is the first that replays them."""

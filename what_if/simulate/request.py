@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from memprof.profiler.model import DeviceAccount, Profile
-from memprof.what_if.estimate.step_time import StepTime
+from memprof.profiler.model import DeviceAccount, Profile, StepTime
 
 from .engine_memory import Serving
 from .failures import Failure

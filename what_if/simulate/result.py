@@ -10,16 +10,16 @@ from itertools import groupby
 from memprof.profiler.file.profile_file import write_profiles
 from memprof.profiler.live.attribution import Attribution
 from memprof.profiler.live.devices import main_device, timelines
-from memprof.profiler.model import DeviceAccount, Process, Profile
+from memprof.profiler.model import DeviceAccount, Process, Profile, StepTime
 from memprof.profiler.views.advice import advise
 from memprof.profiler.views.report import text as reports
 from memprof.profiler.views.report.failure import why
+from memprof.profiler.views.report.format import format_ns
 from memprof.profiler.views.report.sections.about import advice as findings
 from memprof.profiler.views.report.sections.account import of_accounts
+from memprof.profiler.views.report.sections.step_time import of_step_time
 from memprof.profiler.views.report.text_page import PLAIN, Page, Style
 from memprof.simulated_cuda.gpus import Gpu
-from memprof.what_if.estimate.shown import show as show_time
-from memprof.what_if.estimate.step_time import StepTime
 
 from .engine_memory import GraphSize, Serving
 from .failures import Failure
@@ -111,6 +111,7 @@ def profile_of(simulation: Simulation) -> Profile:
     """The run's profile, with its accounts and its place in the job."""
     profile = simulation.outcome.profile or Profile(complete=False)
     profile.accounts = simulation.outcome.accounts
+    profile.step_time = simulation.outcome.time
     job = simulation.job
     if job is not None:
         profile.process = Process(job.rank, job.local_rank, job.world_size)
@@ -144,19 +145,18 @@ def render(
     for at, engine in enumerate(engines):
         if engine not in engines[:at]:  # Ranks have the same figures.
             _serving(page, engine, workers=engines.count(engine))
-    if worst.outcome.time is not None:
-        show_time(page, worst.outcome.time)
     page.line()
     text = page.text()
-    if worst.outcome.accounts:
-        sections = list(of_accounts(worst.outcome.accounts, style.show))
+    time, accounts = worst.outcome.time, worst.outcome.accounts
+    sections = [of_step_time(time, accounts)] if time is not None else []
+    if accounts:
+        sections += of_accounts(accounts, style.show)
         profile = profile_of(worst)
         by_device = timelines(profile)
         found = advise(by_device[main_device(by_device)], Attribution(profile))
         if found:
             sections.append(findings(found, style.show))
-        text += reports.render(sections, style)
-    return text
+    return text + reports.render(sections, style)
 
 
 def _verdict(page: Page, s: Simulation, limit: int | None) -> None:
@@ -316,10 +316,13 @@ def _ranks(page: Page, simulations: Sequence[Simulation]) -> None:
         fits = {True: "yes", False: "no", None: unknown}[s.fits]
         differs = _differs(page, s, fullest)
         figures = (page.bytes(n) for n in (s.needed, reserved, allocated))
-        rows.setdefault((*figures, fits, differs), []).append(s.rank)
+        step = format_ns(s.outcome.time.step_ns) if s.outcome.time is not None else ""
+        rows.setdefault((*figures, step, fits, differs), []).append(s.rank)
     page.section("By rank")
     beside = f"beside rank {fullest.rank}"
-    table = page.table("rank", ">needed", ">reserved", ">allocated", "fits", beside, fold=True)
+    table = page.table(
+        "rank", ">needed", ">reserved", ">allocated", ">step", "fits", beside, fold=True
+    )
     for row, ranks in rows.items():
         table.add_row(_numbers(ranks), *row)
     page.show(table)

@@ -134,6 +134,7 @@ _OF_PROFILE = (
     "complete",
     "accounts",
     "graph_pools",
+    "step_time",
     "left_out",
 )
 

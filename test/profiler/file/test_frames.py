@@ -15,7 +15,7 @@ from profile_builder import MIB, ProgramBuilder, calls, forward, training
 
 from memprof.profiler.file.decoding import Document
 from memprof.profiler.file.encoding import ProfileEncoder
-from memprof.profiler.file.frames import MAGIC, Frame, Kind, frames
+from memprof.profiler.file.frames import Frame, Kind, frames
 from memprof.profiler.file.profile_file import (
     decode_profiles,
     encode_profile,
@@ -308,7 +308,7 @@ def test_a_bit_anywhere_costs_what_comes_after_it() -> None:
     frames = split(data)
     ends = [len(b"".join(frames[:n])) for n in range(1, len(frames) + 1)]
     for _ in range(300):
-        at = rng.randrange(len(data))
+        at = rng.randrange(ends[-2])  # In the last frame it may be what a killed process leaves.
         changed = bytearray(data)
         changed[at] ^= 1 << rng.randrange(8)
         before = max((end for end in ends if end <= at), default=0)
@@ -320,7 +320,7 @@ def test_a_bit_anywhere_costs_what_comes_after_it() -> None:
                 decode_profile(bytes(changed))
             continue
         found = decode_profile(bytes(changed))
-        assert len(found.left_out) == (1 if changed[before:].count(MAGIC) else 0)
+        assert len(found.left_out) == 1
         found.left_out.clear()
         assert found == kept
 

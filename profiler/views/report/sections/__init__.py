@@ -11,7 +11,7 @@ from dataclasses import replace
 from memprof.profiler.views.report.section import Section, Show
 from memprof.profiler.views.report.summary import Summary
 
-from . import about, account, dataflow, ledger, live, tracker
+from . import about, account, dataflow, ledger, live, step_time, tracker
 
 MAX_LEDGER = 5_000
 """Entries of the ledger on a page, the latest; ``--section ledger`` prints all."""
@@ -42,6 +42,8 @@ def of_profile(s: Summary, show: Show, snapshots: int, page: bool = False) -> It
     # That of a failed allocation begins with the request, whatever else there is to say.
     failed = any(a.failure is not None for a in profile.accounts)
     yield from (*devices, grows) if failed else (grows, *devices)
+    if profile.step_time is not None:
+        yield step_time.of_step_time(profile.step_time, profile.accounts)
     others = profile.accounts or profile.graph_pools or profile.tracker
     if profile.graphs or profile.dataflow or not others:
         yield from of_report(s, show, page)

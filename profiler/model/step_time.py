@@ -1,35 +1,42 @@
-"""The time of a step, by kinds of work, as a result."""
+"""What a training step takes on a device, and where: by kinds of work, and by modules."""
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass, field
+
+from .limits import Count
 
 
-class KindTime(msgspec.Struct, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class KindTime:
     """What a step does of one kind of work: launches, or copies, and what they take one by one.
 
     Attributes:
-        kind: one of ``work.KINDS``.
+        kind: in words, e.g. ``matrix products``.
+        nbytes: of device memory, read and written; of a copy over the bus, copied; of a collective,
+            sent to other ranks.
     """
 
     kind: str
-    launches: int
-    device_ns: int
-    flops: int
-    nbytes: int
+    launches: Count
+    device_ns: Count
+    flops: Count
+    nbytes: Count
 
 
-class ModuleTime(msgspec.Struct, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTime:
     """What calls of a module take on the device without those of modules inside of it, and their
-    backwards. ``module`` is the classes whose ``forward`` ran, as ``Where.module_path``, so that
+    backwards. ``module`` is the classes whose ``forward`` ran, as in ``Held.modules``, so that
     equal blocks of a model are together; empty of what was launched outside of such calls, by an
     optimizer for one, and in a program with compiled code by modules that are not compiled."""
 
     module: str
-    device_ns: int
+    device_ns: Count
 
 
-class StepTime(msgspec.Struct, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class StepTime:
     """The time of one step on a device, in ns.
 
     Attributes:
@@ -37,7 +44,7 @@ class StepTime(msgspec.Struct, kw_only=True):
             faster than ``device_ns``.
         device_ns: from the first begin to the last end, the host left out.
         host_ns: that the host takes for its launches alone; 0 where that was not measured.
-        kinds: those that there are, in the order of ``work.KINDS``.
+        kinds: those that there are.
         modules: those that there are, the longest first.
         launches: by the host; the launch of a graph is one.
         unknown: launches whose work is not known, which count as none, or whose FLOPs are not.
@@ -47,14 +54,14 @@ class StepTime(msgspec.Struct, kw_only=True):
     """
 
     measured: bool
-    device_ns: int
-    host_ns: int
+    device_ns: Count
+    host_ns: Count
     kinds: list[KindTime]
     modules: list[ModuleTime]
-    launches: int
-    graphs: int
-    unknown: int
-    at_least: list[str] = []
+    launches: Count
+    graphs: Count
+    unknown: Count
+    at_least: list[str] = field(default_factory=list)
     peak_flops: float
     source: str
 

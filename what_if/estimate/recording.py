@@ -142,7 +142,7 @@ class Recording:
             return
         self.problem = problem
         self._profiler = None
-        self._lines.on = False
+        self._rest(False)  # The program's own shall follow all.
         try:
             _torch_compat.drop_profiler()
         except Exception as e:

@@ -288,6 +288,19 @@ def test_what_comes_after_fewer_micro_batches_than_before_is_not_known(
     assert not recording.problem
 
 
+def test_a_profiler_of_the_programs_own_follows_what_memprofs_lets_rest(
+    recording: Recording,
+) -> None:
+    act = accumulates([6, 2])
+    act()
+    assert recording.begin()
+    act()  # After its first backward the profiler rests.
+    with torch.profiler.profile() as profiler:
+        torch.ones(8, device="cuda").sin()
+    assert recording.end() is None
+    assert "aten::sin" in {event.name for event in profiler.events()}
+
+
 def test_what_is_compiled_in_the_step_knows_nothing_of_it(recording: Recording) -> None:
     torch._dynamo.utils.counters.clear()
     model, x = Twice().cuda(), torch.ones(8, 32, device="cuda")

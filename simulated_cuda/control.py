@@ -26,7 +26,7 @@ _WHICH = ("launched", "captured", "replayed")
 class Logged(ctypes.Structure):
     """A record of the log of work: Note [The log of work] in ``src/core_log.cpp``, whose ``Record``
     has the same fields; times are in ns, a copy's and a fill's bytes are what it writes, a kernel's
-    the number of its threads."""
+    the threads of a block; m, n and k of a kernel without ``batches`` are its grid."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("at", "operation", "stream", "subject", "bytes")),

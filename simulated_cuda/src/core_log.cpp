@@ -16,8 +16,8 @@ struct Record {
   uint64_t operation;  // 0 where there was none
   uint64_t stream;     // 0 is the default stream
   uint64_t subject;    // an event, or a graph's node, by its address; else 0
-  uint64_t bytes;      // of copies and sets; of a kernel, how many threads
-  int64_t m, n, k, batches;
+  uint64_t bytes;      // of copies and sets; of a kernel, the threads of a block
+  int64_t m, n, k, batches;  // of a product; m, n and k of another kernel are its grid
   const char* name;  // of a kernel
   int32_t kind;      // OpKind or LogKind
   int32_t type;      // of a product's operands; of a copy: 1 from a device, 2 to one, 3 both
@@ -60,9 +60,9 @@ Record record_of(uint64_t stream, const Op& op) {
   record.k = op.work.k;
   record.batches = op.work.batches;
   if (op.kernel) record.name = the_log().names.insert(op.kernel->name).first->c_str();
-  if (op.kind == OP_KERNEL) {
-    record.bytes = 1;
-    for (int i = 0; i < 3; i++) record.bytes *= (uint64_t)op.grid[i] * op.block[i];
+  if (op.kind == OP_KERNEL && !record.batches) {
+    record.m = op.grid[0], record.n = op.grid[1], record.k = op.grid[2];
+    record.bytes = (uint64_t)op.block[0] * op.block[1] * op.block[2];
   }
   if (op.kind == OP_MEMCPY || op.kind == OP_MEMSET)
     record.bytes = op.width * op.height * op.element_size;

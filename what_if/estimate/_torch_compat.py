@@ -226,8 +226,9 @@ def operations(recorded: Any, first: int, formulas: Mapping[str, object]) -> dic
 def _modules_of_backwards(
     recorded: Any, modules: Mapping[tuple[int, int], str], backwards: Mapping[int, int]
 ) -> dict[int, str]:
-    """The modules of functions of the backward, by their correlation number: each thread of a
-    forward counts for itself, and only the list of events, which takes long, tells them apart."""
+    """The modules of functions of the backward, by their correlation number: each thread that makes
+    a graph (one of autograd's, for a checkpoint) counts for itself, and only the list of events,
+    which takes long, tells them apart."""
     threads = {thread for thread, _ in modules}
     if len(threads) == 1:
         (thread,) = threads
@@ -272,7 +273,7 @@ def _within(
         if name.startswith(_BACKWARD):
             backwards[number] = sequence
             place = replace(place, backward=number)
-        elif place.module:
+        else:
             modules.setdefault((event.start_tid, sequence), place.module)
     # Memory that one asks for is its caller's result.
     if place.whole or name.startswith("aten::empty"):

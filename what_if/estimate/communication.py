@@ -128,10 +128,14 @@ class Collectives:
         return wait
 
     def _before_wait(self, work: Any) -> None:
-        # The work is kept with its event, so that no other one has its id.
-        _, waited = self._of_works.pop(id(work), (None, 0))
-        if waited and self.on:
+        # The work is kept with its event, so that no other has its id, and may be waited for again.
+        _, waited = self._of_works.get(id(work), (None, 0))
+        if not waited or not self.on:
+            return
+        try:
             self._mark(functools.partial(_Mark, waited=waited))
+        except Exception as e:  # A program's wait is worth more than its time.
+            self.problem = repr(e)
 
     def _note(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         place = next(i for i, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))

@@ -81,13 +81,19 @@ class _Lines:
             entered.__exit__(None, None, None)
 
     def _act(self, frame: FrameType, event: str, argument: object) -> Any:
-        modules = _modules_at(self._file, frame.f_lineno) if event == "line" else ""
+        try:
+            self._at(frame.f_lineno, event)
+        except Exception:  # It would end the program: code without ranges has no modules.
+            return None
+        return self._act
+
+    def _at(self, line: int, event: str) -> None:
+        modules = _modules_at(self._file, line) if event == "line" else ""
         if modules != self._modules:
             self.leave()
             if modules:
                 self._range = _torch_compat.enter_range(_torch_compat.OF_MODULE + modules)
                 self._modules = modules
-        return self._act
 
 
 @functools.lru_cache(maxsize=8192)

@@ -6,7 +6,7 @@ To follow an operation costs more than to simulate it, and a step that accumulat
 the same for each of its micro-batches. So torch's profiler rests from the end of the first backward
 to that of the last but one, as many backwards as the step before had; what a program does around
 its optimizer comes after that. What is launched meanwhile is logged all the same, with its sizes of
-products, name, and number of threads: it counts as those launches of the first micro-batch that
+products, name, grid and block: it counts as those launches of the first micro-batch that
 have these, or of what was followed later, one after the other. What has none like it counts among
 the launches of which the work is not known.
 """
@@ -14,9 +14,10 @@ the launches of which the work is not known.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ class MicroBatches:
         self._before = 0
         self._now = 0
         self._follows = False
+        self._thread = threading.get_ident()
         self._rests_at = 0
         self._goes_on_at = 0
 
@@ -51,11 +53,13 @@ class MicroBatches:
             self._goes_on()
         self._before, self._now = self._now, 0
         self._follows = follows
+        self._thread = threading.get_ident()
 
     def completed(
-        self, found: Sequence[tuple[control.Logged, Work | None]]
+        self, found: Sequence[tuple[control.Logged, Work | None]], lost: Collection[int]
     ) -> Iterator[tuple[control.Logged, Work | None]]:
-        """Launches with their work, in order, also of those that were left out."""
+        """Launches with their work, in order, also of those that were left out; ``lost`` are
+        operations of a backward whose forward may have been left out, as of a pipeline."""
         first, whole = Alike(), Alike()
         first.learn(pair for pair in found if pair[0].at < self._rests_at)
         whole.learn(pair for pair in found if not self._rested(pair[0]))
@@ -63,8 +67,7 @@ class MicroBatches:
             # A graph's nodes were followed as it was captured.
             if self._rested(record) and not record.operation:
                 work = first.work_of(record) or whole.work_of(record) or work
-            elif work is not None and not work.module and record.at >= self._goes_on_at:
-                # Of a pipeline the forward was earlier, and may have been left out.
+            elif work is not None and record.operation in lost:
                 before = first.work_of(record)
                 if before is not None and replace(before, module="") == work:
                     work = before
@@ -77,7 +80,8 @@ class MicroBatches:
         @functools.wraps(run)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             result = run(*args, **kwargs)
-            if not _torch_compat.in_backward():  # as of a checkpoint
+            # Not of a checkpoint, and the profiler rests for one thread.
+            if not _torch_compat.in_backward() and threading.get_ident() == self._thread:
                 self._backward_ended()
             return result
 

@@ -72,6 +72,8 @@ class ModuleRanges:
         try:
             entered = _torch_compat.enter_range(_torch_compat.OF_MODULE + self._path(module))
             self._calls.open.append((module, entered))
+        except Exception:  # A program's call is worth more than its module.
+            self.whole = False
         finally:
             _torch_compat.set_eval_frame(compiler)
 

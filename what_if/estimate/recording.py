@@ -92,6 +92,8 @@ class Recording:
             return step
 
     def _rest(self, rests: bool) -> None:
+        if rests and self._profiler is None:
+            return  # The program's own may run.
         self._lines.on = self._profiler is not None and not rests
         _torch_compat.let_rest(rests)
 
@@ -163,7 +165,8 @@ class Recording:
             works[number] = replace(of_operation(operation, formulas), module=module)
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
         found = [(record, self._work_of(record, works)) for record in logged]
-        for record, work in self._micro_batches.completed(found):
+        lost = {n for n, o in self._operations.items() if o.backward >= 0 and not o.module}
+        for record, work in self._micro_batches.completed(found, lost):
             if record.kind == control.KERNEL and work is None:
                 unknown += 1
                 work = Work(OTHER)

@@ -54,7 +54,7 @@ def owners(
 def class_of_forward(module: torch.nn.Module) -> str:
     """The class in whose text a module's ``forward`` stands, as FSDP makes others of it; empty for
     wrappers of torch's, such as checkpointing's, and where it cannot be read."""
-    forward: Any = type(module).forward
+    forward: Any = getattr(type(module), "forward", None)  # TorchScript's raises AttributeError.
     if not hasattr(forward, "__code__") or not is_of_program(forward.__code__.co_filename):
         return ""
     name: str = getattr(forward, "__qualname__", "").rpartition(".forward")[0]

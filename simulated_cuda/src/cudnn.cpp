@@ -8,9 +8,10 @@
 using namespace simdnn;
 
 namespace simdnn {
-int launch(const char* name, void* handle, uint64_t cost_ns) {
+int launch(const char* name, void* handle, uint64_t cost_ns, uint64_t plan) {
   simgpu::Op op = simgpu::kernel_op(simgpu::kernel_by_name(name));
   op.cost_ns = cost_ns;
+  op.grid[0] = (unsigned)plan, op.grid[1] = (unsigned)(plan >> 32);
   void* stream = handle ? ((Handle*)handle)->stream : nullptr;
   return simgpu::submit(stream, std::move(op)) ? EXECUTION_FAILED : SUCCESS;
 }

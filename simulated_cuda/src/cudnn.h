@@ -44,7 +44,9 @@ struct Dropout {
 // A library kernel on the handle's stream: counted, and a node under capture. cost_ns is simulated
 // time.
 constexpr uint64_t TENSOR_CORES_COST_NS = 5000, DIRECT_COST_NS = 50000;
-int launch(const char* name, void* handle, uint64_t cost_ns = TENSOR_CORES_COST_NS);
+// What a plan computes stands in it alone, so that its number is in the place of a grid.
+int launch(const char* name, void* handle, uint64_t cost_ns = TENSOR_CORES_COST_NS,
+           uint64_t plan = 1);
 
 // Convolutions know two engines: TENSOR_CORES, which wants channels-last operands, and DIRECT,
 // which takes any.

@@ -288,5 +288,5 @@ CUDNN(cudnnBackendExecute, void* handle, void* plan, void* variant) {
   Ref config = child(((Descriptor*)plan)->state, PLAN_CONFIG);
   if (!config) return BAD_PARAM;
   uint64_t cost_ns = engine_index(config) == DIRECT ? DIRECT_COST_NS : TENSOR_CORES_COST_NS;
-  return launch(kernel_name(config), handle, cost_ns);
+  return launch(kernel_name(config), handle, cost_ns, (uint64_t)config.get());
 }

@@ -4,15 +4,17 @@ Note [Micro-batches]
 ~~~~~~~~~~~~~~~~~~~~
 To follow an operation costs more than to simulate it, and a step that accumulates gradients does
 the same for each of its micro-batches. So torch's profiler rests from the end of the first backward
-to that of the last but one, as many backwards as the step before had; what a program does around
-its optimizer comes after that. What is launched meanwhile is logged all the same, with its sizes of
-products, name, grid and block: it counts as those launches of the first micro-batch that
-have these, or of what was followed later, one after the other. What has none like it counts among
-the launches of which the work is not known.
+to that of the last but one, as many backwards as the step before had, if in that step each of those
+between launched nothing that the first or the last had not; what a program does around its
+optimizer comes after that. What is launched meanwhile is logged all the same, with its sizes of
+products, name, grid and block: it counts as those launches of the first micro-batch that have
+these, or of what was followed later, one after the other. What has none like it counts among the
+launches of which the work is not known.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
 import threading
 import time
@@ -36,23 +38,26 @@ class MicroBatches:
 
     def __init__(self, rest: Callable[[bool], None]) -> None:
         self._rest = rest
+        self._rests = False
         self._before = 0
-        self._now = 0
-        self._follows = False
+        self._ends: list[int] = []
         self._thread = threading.get_ident()
         self._rests_at = 0
         self._goes_on_at = 0
 
     def install(self) -> None:
-        """Count backwards from now on."""
+        """Count backwards, and log what is launched, from now on."""
         wrap_backward(self._around_backward)
+        control.log(True)
 
     def next_step(self, *, follows: bool) -> None:
-        """Begin with the next step, of which some are left out if it is followed."""
+        """Begin with the next step, of which some are left out if it is followed. What the one
+        before has launched is in the log."""
         if self._rests_at and not self._goes_on_at:
             self._goes_on()
-        self._before, self._now = self._now, 0
-        self._follows = follows
+        self._rests = follows and self._were_alike()
+        self._before = len(self._ends)
+        self._ends = []
         self._thread = threading.get_ident()
 
     def completed(
@@ -88,14 +93,23 @@ class MicroBatches:
         return run_backward
 
     def _backward_ended(self) -> None:
-        self._now += 1
-        if not self._follows or self._before < FEWEST:
-            return
-        if self._now == 1:
+        self._ends.append(time.monotonic_ns())
+        if self._rests and len(self._ends) == 1:
             self._rest(True)
             self._rests_at = time.monotonic_ns()
-        elif self._now == self._before - 1:
+        elif self._rests and len(self._ends) == self._before - 1:
             self._goes_on()
+
+    def _were_alike(self) -> bool:
+        if len(self._ends) < FEWEST:
+            return False
+        launched = [Counter[tuple[Any, ...]]() for _ in (*self._ends, None)]
+        for record in control.logged():
+            if record.kind < control.EVENT:
+                launched[bisect.bisect(self._ends, record.at)][_looks(record)] += 1
+        # The first may have more, as forwards of a pipeline, and only others add to gradients.
+        followed = launched[0] | launched[-2]
+        return bool(followed) and all(part <= followed for part in launched[1:-2])
 
     def _goes_on(self) -> None:
         self._goes_on_at = time.monotonic_ns()

@@ -63,13 +63,14 @@ class Recording:
             self.problem = _PROFILES_ITSELF
             return False
         self._modules.begin()
-        self._log(True)
         self._micro_batches.next_step(follows=True)
+        self._log(True)
         return True
 
     def pass_step(self) -> None:
-        """Let a step go by that is not followed."""
+        """Let a step go by that is not followed, but for what it launches."""
         self._micro_batches.next_step(follows=False)
+        control.log(True)
 
     def _log(self, on: bool) -> None:
         control.log(on)

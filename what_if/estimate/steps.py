@@ -72,7 +72,9 @@ class StepTimes:
                 kinds = _torch_compat.tf32_kinds()
                 self.time = step_time(recorded, self._gpu, tf32=kinds, links=self._links)
         # Once: in one of hundreds of runs a second session of Kineto's ended the process.
-        if self._tried or last or steps + 1 < self._first:
+        if self._tried or last:
+            return
+        if steps + 1 < self._first:
             self._recording.pass_step()
             return
         self._tried = True

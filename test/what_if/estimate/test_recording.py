@@ -37,6 +37,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
 
 def followed(recording: Recording, act: Callable[[], object]) -> RecordedStep:
     """What the device was given for an act, which was done before."""
+    recording.pass_step()
     act()
     assert recording.begin()
     act()
@@ -248,16 +249,17 @@ def test_launches_have_the_module_of_their_forward(recording: Recording) -> None
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def accumulates(micro_batches: list[int]) -> Callable[[], None]:
-    """A step that clips gradients of as many micro-batches as the next of these numbers says."""
+def accumulates(micro_batches: list[int], rows: tuple[int, ...] = (8,)) -> Callable[[], None]:
+    """A step that clips gradients of as many micro-batches as the next of these numbers says, which
+    have so many ``rows`` in turn."""
     model = Twice().cuda()
-    x = torch.ones(8, 32, device="cuda")
+    inputs = itertools.cycle(torch.ones(n, 32, device="cuda") for n in rows)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     numbers = iter(micro_batches)
 
     def act() -> None:
         for _ in range(next(numbers)):
-            model(x).backward()
+            model(next(inputs)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -276,6 +278,18 @@ def test_micro_batches_in_the_middle_count_as_those_that_are_followed(
     # THEN each launch has its work and its module
     assert [g.work for g in step.given] == [g.work for g in whole.given]
     assert step.unknown == 0
+
+
+def test_micro_batches_that_differ_are_all_followed(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = (8, 64, 16, 8, 128, 8)
+    monkeypatch.setattr(micro_batches, "FEWEST", 99)
+    whole = followed(recording, accumulates([6, 6], lengths))
+    monkeypatch.setattr(micro_batches, "FEWEST", 4)
+    step = followed(recording, accumulates([6, 6], lengths))
+    assert step.unknown == 0
+    assert [g.work for g in step.given] == [g.work for g in whole.given]
 
 
 def test_what_comes_after_fewer_micro_batches_than_before_is_not_known(

@@ -13,9 +13,9 @@ from outputs import checked, invoke
 from memprof.profiler.model import (
     AllocationFailure,
     SourceFrame,
+    StepTime,
     WhyNot,
 )
-from memprof.what_if.estimate.step_time import StepTime
 from memprof.what_if.fit import tries
 from memprof.what_if.simulate.command_line import Command
 from memprof.what_if.simulate.engine_memory import Serving

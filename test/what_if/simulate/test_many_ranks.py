@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from memprof.profiler.model import Category, DeviceAccount, Held
+from memprof.profiler.model import Category, DeviceAccount, Held, StepTime
 from memprof.profiler.support import host
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import find_gpu
@@ -221,12 +221,24 @@ class TestTable:
         found = [
             Simulation(GPU, True, job, outcome(size)) for job, size in zip(jobs, sizes, strict=True)
         ]
+        found[5].outcome.time = StepTime(
+            measured=True,
+            device_ns=4_000_000,
+            host_ns=0,
+            kinds=[],
+            modules=[],
+            launches=2,
+            graphs=0,
+            unknown=0,
+            peak_flops=1e15,
+            source="a data sheet",
+        )
         text = render(found)
         assert text.startswith("Fits NVIDIA GeForce RTX 4090 (23.6 GiB): needs 9.00 GiB")
         table = text[text.index("By rank") :].splitlines()
         assert [" ".join(line.split()) for line in (table[1], *table[3:7])] == [
-            "rank needed reserved allocated fits beside rank 5",
-            "5 9.00 GiB 9.00 GiB 8.00 GiB yes",
+            "rank needed reserved allocated step fits beside rank 5",
+            "5 9.00 GiB 9.00 GiB 8.00 GiB 4.00 ms yes",
             "1-3 4.00 GiB 4.00 GiB 3.00 GiB yes -5.00 GiB activation",
             "0, 4 3.00 GiB 3.00 GiB 2.00 GiB yes -6.00 GiB activation",
             "the verdict, and what follows, is of rank 5",

@@ -98,8 +98,8 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in result
     assert result["SIMGPU_MEM_BYTES"] == "42298834944"
     assert (result["SIMGPU_CC"], result["SIMGPU_DEVICES"]) == ("80", "2")
-    assert result["TRITON_CACHE_DIR"] == "/triton/simulated/2.11.0-cu130-sm80-values"
-    assert result["SGLANG_CACHE_DIR"] == "/sglang/simulated/2.11.0-cu130-sm80-values"
+    assert result["TRITON_CACHE_DIR"] == "/triton/simulated/2.11.0-cu130-sm80-values-lines"
+    assert result["SGLANG_CACHE_DIR"] == "/sglang/simulated/2.11.0-cu130-sm80-values-lines"
     for name in ("TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
         assert result[name].startswith("/cache/memprof/simulated_cuda/compiled/")
     assert result["PYTHONPATH"].endswith("simulated_cuda/runtime")

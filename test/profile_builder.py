@@ -28,6 +28,7 @@ from memprof.profiler.model import (
     Role,
     SourceFrame,
     Statement,
+    StepTime,
     Storage,
 )
 
@@ -308,4 +309,20 @@ def training(steps: int = 3) -> Profile:
         graphs=[forward(), backward(), optimizer()],
         calls=calls(*[(0, 0), (1, 0), (2, 0)] * steps),
         ledger=ledger(),
+    )
+
+
+def step_time(device_ns: int) -> StepTime:
+    """The time of a step of which nothing else is known."""
+    return StepTime(
+        measured=True,
+        device_ns=device_ns,
+        host_ns=0,
+        kinds=[],
+        modules=[],
+        launches=2,
+        graphs=0,
+        unknown=0,
+        peak_flops=1e15,
+        source="a data sheet",
     )

@@ -308,7 +308,7 @@ def test_a_bit_anywhere_costs_what_comes_after_it() -> None:
     frames = split(data)
     ends = [len(b"".join(frames[:n])) for n in range(1, len(frames) + 1)]
     for _ in range(300):
-        at = rng.randrange(ends[-2])  # In the last frame it may be what a killed process leaves.
+        at = rng.randrange(len(data))
         changed = bytearray(data)
         changed[at] ^= 1 << rng.randrange(8)
         before = max((end for end in ends if end <= at), default=0)
@@ -320,7 +320,10 @@ def test_a_bit_anywhere_costs_what_comes_after_it() -> None:
                 decode_profile(bytes(changed))
             continue
         found = decode_profile(bytes(changed))
-        assert len(found.left_out) == 1
+        # A last frame that ends behind the file's end is what a killed process leaves.
+        length = int.from_bytes(changed[before + 16 : before + 20], "little")
+        cut = before == ends[-2] and length > len(frames[-1]) - 24
+        assert len(found.left_out) == (0 if cut else 1)
         found.left_out.clear()
         assert found == kept
 

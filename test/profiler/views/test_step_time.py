@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from memprof.profiler.model import Category, DeviceAccount, Held, KindTime, ModuleTime, StepTime
+import pytest
+from profile_builder import step_time
+
+from memprof.profiler.model import Category, DeviceAccount, Held, KindTime, ModuleTime
 from memprof.profiler.views.report.sections.step_time import of_step_time
 from memprof.profiler.views.report.text import render
 
@@ -19,21 +22,16 @@ def said(
     at_least: tuple[str, ...] = (),
 ) -> str:
     kind = KindTime(kind=CONVOLUTION, launches=2, device_ns=4_000_000, flops=10**12, nbytes=10**6)
-    time = StepTime(
+    time = replace(
+        step_time(4_000_000),
         measured=measured,
-        device_ns=4_000_000,
-        host_ns=0,
         kinds=[kind],
         modules=[
             ModuleTime(module="Model > Block", device_ns=3_000_000),
             ModuleTime(module="", device_ns=1_000_000),
         ],
-        launches=2,
-        graphs=0,
         unknown=unknown,
         at_least=list(at_least),
-        peak_flops=1e15,
-        source="a data sheet",
     )
     section = of_step_time(time, [] if account is None else [account])
     return " ".join(render([section]).split())
@@ -48,7 +46,7 @@ def said(
         (
             said(at_least=(CONVOLUTION,)),
             "at least 4.00 ms",
-            "of convolutions some were not",
+            "of convolutions some were not measured",
         ),
     ],
 )

@@ -306,6 +306,7 @@ def test_a_profiler_of_the_programs_own_follows_what_memprofs_lets_rest(
     recording: Recording,
 ) -> None:
     act = accumulates([6, 2])
+    recording.pass_step()
     act()
     assert recording.begin()
     act()  # After its first backward the profiler rests.

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 from outputs import checked, invoke
+from profile_builder import step_time
 
 from memprof.profiler.model import (
     AllocationFailure,
     SourceFrame,
-    StepTime,
     WhyNot,
 )
 from memprof.what_if.fit import tries
@@ -55,18 +55,7 @@ class Device:
         outcome = Outcome(accounts=[account], failure=failure, flops=1000 - int(batch))
         outcome.undecided = self.undecided
         if self.step_ns:
-            outcome.time = StepTime(
-                measured=True,
-                device_ns=self.step_ns,
-                host_ns=0,
-                kinds=[],
-                modules=[],
-                launches=1,
-                graphs=0,
-                unknown=0,
-                peak_flops=1e15,
-                source="a data sheet",
-            )
+            outcome.time = step_time(self.step_ns)
         if self.tokens is not None:
             outcome.serving = Serving(engine="engine", tokens=self.tokens(batch))
         if not fits and failure is None:

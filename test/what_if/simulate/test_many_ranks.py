@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from profile_builder import step_time
 
-from memprof.profiler.model import Category, DeviceAccount, Held, StepTime
+from memprof.profiler.model import Category, DeviceAccount, Held
 from memprof.profiler.support import host
 from memprof.simulated_cuda.errors import SimulationError
 from memprof.simulated_cuda.gpus import find_gpu
@@ -221,18 +222,7 @@ class TestTable:
         found = [
             Simulation(GPU, True, job, outcome(size)) for job, size in zip(jobs, sizes, strict=True)
         ]
-        found[5].outcome.time = StepTime(
-            measured=True,
-            device_ns=4_000_000,
-            host_ns=0,
-            kinds=[],
-            modules=[],
-            launches=2,
-            graphs=0,
-            unknown=0,
-            peak_flops=1e15,
-            source="a data sheet",
-        )
+        found[5].outcome.time = step_time(4_000_000)
         text = render(found)
         assert text.startswith("Fits NVIDIA GeForce RTX 4090 (23.6 GiB): needs 9.00 GiB")
         table = text[text.index("By rank") :].splitlines()

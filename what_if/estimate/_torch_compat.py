@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memprof.profiler.sources.allocator.replaced import before, replace as replace_function
 from memprof.simulated_cuda.after_import import after_import
 
 from .work import ATTENTION, CONVOLUTION, PRODUCT, Operation, TensorInput
@@ -78,13 +79,13 @@ def around_captures(before: Callable[[], bool], after: Callable[[], None]) -> No
 def before_profilers(call: Callable[[], None]) -> None:
     """Call ``call`` before any profiler of torch's, ours too, is made ready or started."""
     for name in ("_prepare_profiler", "_enable_profiler"):
-        _before(torch.autograd.profiler, name, call)
+        replace_function([torch.autograd.profiler], name, before(lambda *_, **__: call()))
 
 
 def before_swaps(call: Callable[[], None]) -> None:
     """Call ``call`` before two tensors are swapped, which nobody else may know weakly then, as the
     profiler knows the inputs of operations."""
-    _before(torch._C, "_swap_tensor_impl", call)
+    replace_function([torch._C], "_swap_tensor_impl", before(lambda *_, **__: call()))
 
 
 def before_waits(call: Callable[[Any], None]) -> None:
@@ -92,16 +93,7 @@ def before_waits(call: Callable[[Any], None]) -> None:
     whose other ranks are not there has a class of its own."""
     kinds: tuple[Any, Any] = torch._C._distributed_c10d.Work, torch._C._distributed_c10d.FakeWork
     for kind in kinds:
-        kind.wait = _waiting(kind.wait, call)
-
-
-def _waiting(wait: Callable[..., Any], call: Callable[[Any], None]) -> Callable[..., Any]:
-    @functools.wraps(wait)
-    def waits(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call(self)
-        return wait(self, *args, **kwargs)
-
-    return waits
+        replace_function([kind], "wait", before(lambda work, *_, **__: call(work)))
 
 
 def before_compilations(call: Callable[[], None]) -> None:
@@ -127,17 +119,6 @@ def after_loads_of_generated(call: Callable[[ModuleType], None]) -> None:
         codecache.PyCodeCache.load_by_key_path = load_by_key_path
 
     after_import("torch._inductor.codecache", install)
-
-
-def _before(module: Any, name: str, call: Callable[[], None]) -> None:
-    act = getattr(module, name)
-
-    @functools.wraps(act)
-    def acts(*args: Any, **kwargs: Any) -> Any:
-        call()
-        return act(*args, **kwargs)
-
-    setattr(module, name, acts)
 
 
 def enter_range(name: str) -> Any:

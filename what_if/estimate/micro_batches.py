@@ -15,11 +15,10 @@ launches of which the work is not known.
 from __future__ import annotations
 
 import bisect
-import functools
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from memprof.profiler.sources.allocator._torch_compat import wrap_backward
 from memprof.simulated_cuda import control
 
 from . import _torch_compat
-from .work import Work
+from .work import Operation, Work
 
 FEWEST = 4
 """Backwards of a step of which some are left out."""
@@ -46,9 +45,8 @@ class MicroBatches:
         self._goes_on_at = 0
 
     def install(self) -> None:
-        """Count backwards, and log what is launched, from now on."""
+        """Count backwards from now on."""
         wrap_backward(self._around_backward)
-        control.log(True)
 
     def next_step(self, *, follows: bool) -> None:
         """Begin with the next step, of which some are left out if it is followed. What the one
@@ -61,20 +59,26 @@ class MicroBatches:
         self._thread = threading.get_ident()
 
     def completed(
-        self, found: Sequence[tuple[control.Logged, Work | None]], lost: Collection[int]
+        self,
+        found: Sequence[tuple[control.Logged, Work | None]],
+        operations: Mapping[int, Operation],
     ) -> Iterator[tuple[control.Logged, Work | None]]:
-        """Launches with their work, in order, also of those that were left out; ``lost`` are
-        operations of a backward whose forward may have been left out, as of a pipeline."""
+        """Launches with their work, in order, also of those that were left out."""
+        if not self._goes_on_at:
+            yield from found
+            return
         first, whole = Alike(), Alike()
         first.learn(pair for pair in found if pair[0].at < self._rests_at)
         whole.learn(pair for pair in found if not self._rested(pair[0]))
         for record, work in found:
+            operation = operations.get(record.operation)
             # A graph's nodes were followed as it was captured.
             if self._rested(record) and not record.operation:
                 work = first.work_of(record) or whole.work_of(record) or work
-            elif work is not None and record.operation in lost:
+            elif operation is not None and operation.backward >= 0 and not operation.module:
+                # Of a pipeline the forward was earlier, and may have been left out.
                 before = first.work_of(record)
-                if before is not None and replace(before, module="") == work:
+                if work is not None and before is not None and replace(before, module="") == work:
                     work = before
             yield record, work
 
@@ -82,7 +86,6 @@ class MicroBatches:
         return bool(self._rests_at <= record.at < self._goes_on_at)
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             result = run(*args, **kwargs)
             # Not of a checkpoint, and the profiler rests for one thread.
@@ -109,7 +112,7 @@ class MicroBatches:
                 launched[bisect.bisect(self._ends, record.at)][_looks(record)] += 1
         # The first may have more, as forwards of a pipeline, and only others add to gradients.
         followed = launched[0] | launched[-2]
-        return bool(followed) and all(part <= followed for part in launched[1:-2])
+        return all(part and part <= followed for part in launched[1:-2])
 
     def _goes_on(self) -> None:
         self._goes_on_at = time.monotonic_ns()

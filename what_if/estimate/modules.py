@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-from memprof.profiler.sources.allocator.owners import class_of_forward
+from memprof.profiler.sources.allocator.owners import classes_called
 from memprof.profiler.sources.allocator.where import MODULE_IN_MODULE
 
 from . import _torch_compat
@@ -39,7 +39,9 @@ class ModuleRanges:
         self.whole = False
         self._calls = _OpenCalls()
         self._handles: list[Any] = []
-        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._classes: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, ...]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def begin(self) -> None:
         """Begin; calls have none where something was compiled."""
@@ -70,7 +72,8 @@ class ModuleRanges:
     def _enter(self, module: torch.nn.Module, inputs: object) -> None:
         compiler = _torch_compat.set_eval_frame(None)
         try:
-            entered = _torch_compat.enter_range(_torch_compat.OF_MODULE + self._path(module))
+            modules = MODULE_IN_MODULE.join(self._called(module))
+            entered = _torch_compat.enter_range(_torch_compat.OF_MODULE + modules)
             self._calls.open.append((module, entered))
         except Exception:  # A program's call is worth more than its module.
             self.whole = False
@@ -82,12 +85,10 @@ class ModuleRanges:
         if self._calls.open and self._calls.open[-1][0] is module:
             self._calls.open.pop()[1].__exit__(None, None, None)
 
-    def _path(self, module: torch.nn.Module) -> str:
-        path = self._paths.get(module)
-        if path is None:
-            above = self._paths[self._calls.open[-1][0]] if self._calls.open else ""
-            own = class_of_forward(module)
-            same = not own or above.rpartition(MODULE_IN_MODULE)[2] == own
-            path = above if same else MODULE_IN_MODULE.join(filter(None, (above, own)))
-            self._paths[module] = path  # Also of a call alone, to compute it again.
-        return path
+    def _called(self, module: torch.nn.Module) -> tuple[str, ...]:
+        classes = self._classes.get(module)
+        if classes is None:
+            above = self._classes[self._calls.open[-1][0]] if self._calls.open else ()
+            classes = classes_called(module, above)
+            self._classes[module] = classes  # Also of a call alone, to compute it again.
+        return classes

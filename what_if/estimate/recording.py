@@ -166,8 +166,7 @@ class Recording:
             works[number] = replace(of_operation(operation, formulas), module=module)
         given, launches, graphs, unknown, inside = [], 0, 0, 0, 0
         found = [(record, self._work_of(record, works)) for record in logged]
-        lost = {n for n, o in self._operations.items() if o.backward >= 0 and not o.module}
-        for record, work in self._micro_batches.completed(found, lost):
+        for record, work in self._micro_batches.completed(found, self._operations):
             if record.kind == control.KERNEL and work is None:
                 unknown += 1
                 work = Work(OTHER)

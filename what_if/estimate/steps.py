@@ -26,6 +26,8 @@ class StepTimes:
         self._first = max(2, wanted or FIRST)
         self._recording = Recording()
         self._recording.install()
+        if self._first == 2:  # The log is not on sooner than it must: a program may never step.
+            self._recording.pass_step()
         self._links: dict[str, float | None] = {}
         self._follows = False
         self._tried = False

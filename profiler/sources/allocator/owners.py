@@ -51,14 +51,15 @@ def owners(
     return attributes | known
 
 
-def class_of_forward(module: torch.nn.Module) -> str:
-    """The class in whose text a module's ``forward`` stands, as FSDP makes others of it; empty for
-    wrappers of torch's, such as checkpointing's, and where it cannot be read."""
+def classes_called(module: torch.nn.Module, above: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes whose ``forward`` runs when a module is called by those ``above``: with the one
+    in whose text its own stands, as FSDP makes others of it, unless it is a wrapper of torch's,
+    such as checkpointing's, or that cannot be read."""
     forward: Any = getattr(type(module), "forward", None)  # TorchScript's raises AttributeError.
     if not hasattr(forward, "__code__") or not is_of_program(forward.__code__.co_filename):
-        return ""
-    name: str = getattr(forward, "__qualname__", "").rpartition(".forward")[0]
-    return name.rpartition(".")[2]
+        return above
+    name = getattr(forward, "__qualname__", "").rpartition(".forward")[0].rpartition(".")[2]
+    return (*above, name) if name not in ("", *above[-1:]) else above
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -77,8 +78,7 @@ def _walk(
 ) -> Iterator[tuple[torch.nn.Module, tuple[str, ...]]]:
     """A module and all inside of it, each once, with the classes that are called on the way."""
     seen.add(id(module))
-    name = class_of_forward(module)
-    classes = (*above, name) if name not in ("", *above[-1:]) else above
+    classes = classes_called(module, above)
     yield module, classes
     for child in _has(module, "_modules"):
         if id(child) not in seen:
